@@ -1,0 +1,3 @@
+module seckill/lua
+
+go 1.26

@@ -1,0 +1,2 @@
+// Package lua holds the scripts that change Redis, one file each. Nothing else writes to it.
+package lua

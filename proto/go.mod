@@ -1,0 +1,5 @@
+module seckill/proto
+
+go 1.26
+
+require google.golang.org/protobuf v1.36.12

@@ -1,0 +1,4 @@
+// Command order-api.
+package main
+
+func main() {}

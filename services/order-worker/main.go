@@ -1,0 +1,4 @@
+// Command order-worker.
+package main
+
+func main() {}

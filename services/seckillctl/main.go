@@ -1,0 +1,4 @@
+// Command seckillctl.
+package main
+
+func main() {}
