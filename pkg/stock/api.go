@@ -11,13 +11,13 @@ import (
 // What a reservation can be refused for. Each is decided inside the reserve script, before any write.
 var (
 	ErrActivityNotFound = errors.New("activity not found")
-	ErrNotWarmed        = errors.New("activity not warmed")       // also: a stock key is missing
-	ErrEnded            = errors.New("activity has ended")        // marker, window, or archived
+	ErrNotWarmed        = errors.New("activity not warmed") // also: a stock key is missing
+	ErrEnded            = errors.New("activity has ended")  // marker, window, or archived
 	ErrPaused           = errors.New("activity is paused")
 	ErrNotQualified     = errors.New("user is not qualified")
 	ErrSoldOut          = errors.New("sold out")
 	ErrKeyReused        = errors.New("idempotency key used with another request")
-	ErrInvalid          = errors.New("invalid reservation")        // quantity, unknown sku or pool
+	ErrInvalid          = errors.New("invalid reservation") // quantity, unknown sku or pool
 	ErrCorrupt          = errors.New("stored value has the wrong type or shape")
 	// ErrUnavailable: Redis did not run the script (not connected, OOM, READONLY, BUSY, LOADING).
 	ErrUnavailable = errors.New("redis unavailable")
