@@ -1,0 +1,111 @@
+package sale_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"seckill/pkg/sale"
+)
+
+const good = `
+id: double11
+name: Double Eleven
+starts_at: 2026-11-11T00:00:00+08:00
+ends_at: 2026-11-11T02:00:00+08:00
+per_user_limit: 2
+payment_timeout: 15m
+currency: CNY
+buckets: 4
+items:
+  - sku_id: phone-1
+    price_minor: 199900
+    pools: {beijing: 100, national: 900}
+region_fallback: {beijing: [national], shanghai: [national]}
+`
+
+var tiers = []time.Duration{time.Second, 5 * time.Second, 15 * time.Minute}
+
+func TestPlanIsReadWithDefaultsAndOffsets(t *testing.T) {
+	s, err := sale.DecodeYAML(strings.NewReader(good))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s = s.WithDefaults()
+	if err := s.Validate(tiers); err != nil {
+		t.Fatal(err)
+	}
+	start, end, err := s.Window()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := time.Date(2026, 11, 10, 16, 0, 0, 0, time.UTC); !start.Equal(want) || end.Sub(start) != 2*time.Hour {
+		t.Errorf("window %s to %s", start, end)
+	}
+	if s.Qualification != "none" || s.RefundAfterEnd != "national" || s.Units() != 1000 {
+		t.Errorf("defaults: %+v, units %d", s, s.Units())
+	}
+}
+
+func TestEveryProblemIsReportedAtOnce(t *testing.T) {
+	bad := sale.Sale{
+		ID: "a b", Name: " ", StartsAt: "2026-11-11 00:00:00", EndsAt: "tomorrow", PerUserLimit: 0,
+		PaymentTimeout: "7m", Currency: "cny", Qualification: "vip", Buckets: 1025, RefundAfterEnd: "moon",
+		Items: []sale.Item{
+			{SKU: "x", PriceMinor: -1, Pools: map[string]int{"Beijing": 1}},
+			{SKU: "x", PriceMinor: 1},
+			{SKU: "y", PriceMinor: 1, Pools: map[string]int{"north": -1}},
+		},
+		RegionFallback: map[string][]string{"north": {"north"}, "south": {"atlantis"}, "west": nil, "east": {"north", "north"}},
+	}
+	var p sale.Problems
+	if err := bad.Validate(tiers); !errors.As(err, &p) {
+		t.Fatalf("got %v", err)
+	}
+	got := map[string]bool{}
+	for _, one := range p {
+		got[one.Field] = true
+	}
+	for _, field := range []string{
+		"id", "name", "starts_at", "ends_at", "per_user_limit", "payment_timeout", "currency", "qualification", "buckets",
+		"items[0].price_minor", "items[0].pools", "items[1].sku_id", "items[1].pools", "items[2].pools.north",
+		"region_fallback.north", "region_fallback.south", "region_fallback.west", "region_fallback.east", "refund_after_end",
+	} {
+		if !got[field] {
+			t.Errorf("no problem reported for %s in %v", field, p)
+		}
+	}
+}
+
+func TestEndHasToBeAfterStart(t *testing.T) {
+	s, err := sale.DecodeYAML(strings.NewReader(good))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s = s.WithDefaults()
+	s.EndsAt = "2026-11-10T17:00:00+09:00" // the same instant as the start less eight hours
+	if err := s.Validate(nil); err == nil || !strings.Contains(err.Error(), "after starts_at") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestPlanIsDecodedStrictly(t *testing.T) {
+	for name, text := range map[string]string{
+		"unknown key":    good + "colour: red\n",
+		"repeated key":   good + "id: other\n",
+		"other case":     strings.Replace(good, "name:", "Name:", 1),
+		"fraction":       strings.Replace(good, "per_user_limit: 2", "per_user_limit: 2.5", 1),
+		"exponent":       strings.Replace(good, "per_user_limit: 2", "per_user_limit: 1e2", 1),
+		"text for count": strings.Replace(good, "per_user_limit: 2", `per_user_limit: "2"`, 1),
+		"two documents":  good + "---\nid: x\n",
+		"shadow":         good + "shadow: true\n",
+		"empty":          "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if s, err := sale.DecodeYAML(strings.NewReader(text)); err == nil {
+				t.Errorf("accepted as %+v", s)
+			}
+		})
+	}
+}
