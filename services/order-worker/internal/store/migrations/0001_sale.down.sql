@@ -1,0 +1,10 @@
+DROP TABLE IF EXISTS qualifications;
+DROP TABLE IF EXISTS user_holdings;
+DROP TABLE IF EXISTS compensations;
+DROP TABLE IF EXISTS stock_ledger;
+DROP TABLE IF EXISTS payments;
+DROP TABLE IF EXISTS orders;
+DROP TABLE IF EXISTS inventory;
+DROP TABLE IF EXISTS activity_stock;
+DROP TABLE IF EXISTS activity_items;
+DROP TABLE IF EXISTS activities;
