@@ -39,6 +39,8 @@ var (
 	ErrNacked         = errors.New("message refused by the broker")
 	ErrUnknownOutcome = errors.New("publish outcome unknown")
 	ErrTopology       = errors.New("broker topology missing or different")
+	ErrInvalidMessage = errors.New("message cannot be published") // no id, too many orders, too large
+	ErrClosed         = errors.New("messaging client closed")
 )
 
 // Message is one AMQP message as this system sees it.
@@ -66,6 +68,7 @@ type Delivery struct {
 type Retry struct {
 	Message Message
 	After   time.Duration // rounded up to the next delay tier
+	Err     error         // why; told in the dead letter when the attempts are used up; may be nil
 }
 
 // Dead asks for a message to be dead-lettered.
