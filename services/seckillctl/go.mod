@@ -3,9 +3,16 @@ module seckill/services/seckillctl
 go 1.26
 
 require (
-	seckill/lua v0.0.0
+	github.com/golang-jwt/jwt/v5 v5.3.1
+	github.com/spf13/cobra v1.10.2
+	go.yaml.in/yaml/v3 v3.0.4
 	seckill/pkg v0.0.0
-	seckill/proto v0.0.0
+)
+
+require (
+	github.com/inconshreveable/mousetrap v1.1.0 // indirect
+	github.com/oklog/ulid/v2 v2.1.2 // indirect
+	github.com/spf13/pflag v1.0.9 // indirect
 )
 
 replace (

@@ -1,0 +1,30 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"seckill/pkg/adminapi"
+	"seckill/services/seckillctl/internal/adminclient"
+)
+
+// waitReplay follows a job. The job belongs to the worker: giving up waiting does not stop it.
+func waitReplay(cmd *cobra.Command, env *Env, c *adminclient.Client, id int64, limit time.Duration) (adminapi.ReplayJob, error) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), limit)
+	defer cancel()
+	j, err := c.WaitReplay(ctx, id, func(j adminapi.ReplayJob) {
+		if env.ErrTerminal {
+			_, _ = fmt.Fprintf(env.Err, "\r%d of %d letters", j.Sent+j.Skipped+j.Failed, j.Matched)
+		}
+	})
+	if env.ErrTerminal {
+		_, _ = fmt.Fprintln(env.Err)
+	}
+	if err != nil {
+		return j, fmt.Errorf("replay job %d goes on in the worker: %w", id, err)
+	}
+	return j, nil
+}
