@@ -1,0 +1,190 @@
+package testkit
+
+import (
+	"net"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Proxy is a TCP proxy on the loopback that can fail in the ways networks do.
+type Proxy struct {
+	Addr string
+
+	target   string
+	listener net.Listener
+	wg       sync.WaitGroup
+
+	mu     sync.Mutex
+	mode   proxyMode
+	change chan struct{} // closed and replaced when mode changes
+	conns  map[*proxyConn]struct{}
+}
+
+type proxyMode int
+
+const (
+	proxyForward proxyMode = iota
+	proxyCut
+	proxyStall
+	proxyDropReplies
+	proxyClosed
+)
+
+type proxyConn struct {
+	client, server net.Conn
+	lossy          bool // bytes of it were thrown away
+}
+
+func (c *proxyConn) reset() {
+	for _, side := range []net.Conn{c.client, c.server} {
+		if tcp, ok := side.(*net.TCPConn); ok {
+			_ = tcp.SetLinger(0) // a reset, as a cut connection gives, and no TIME_WAIT
+		}
+		_ = side.Close()
+	}
+}
+
+// NewProxy forwards to target until told otherwise; it goes with the test.
+func NewProxy(t testing.TB, target string) *Proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("start proxy: %v", err)
+	}
+	p := &Proxy{
+		Addr: l.Addr().String(), target: target, listener: l,
+		change: make(chan struct{}), conns: map[*proxyConn]struct{}{},
+	}
+	p.wg.Go(p.accept)
+	t.Cleanup(p.close)
+	return p
+}
+
+// Cut resets all connections and those that are made from now on.
+func (p *Proxy) Cut() { p.set(proxyCut) }
+
+// Stall keeps connections open, accepts new ones, and forwards nothing in either direction.
+func (p *Proxy) Stall() { p.set(proxyStall) }
+
+// DropReplies forwards what clients send and throws away what the target answers.
+func (p *Proxy) DropReplies() { p.set(proxyDropReplies) }
+
+// Resume forwards again. Stalled connections go on where they were; those that have lost replies
+// are reset, since what would come next could not be understood.
+func (p *Proxy) Resume() { p.set(proxyForward) }
+
+func (p *Proxy) set(mode proxyMode) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mode == proxyClosed {
+		return
+	}
+	p.mode = mode
+	close(p.change)
+	p.change = make(chan struct{})
+	for c := range p.conns {
+		if mode == proxyCut || mode == proxyClosed || (mode == proxyForward && c.lossy) {
+			c.reset()
+		}
+	}
+}
+
+func (p *Proxy) close() {
+	_ = p.listener.Close()
+	p.set(proxyClosed)
+	p.wg.Wait()
+}
+
+func (p *Proxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		p.wg.Go(func() { p.serve(client) })
+	}
+}
+
+func (p *Proxy) serve(client net.Conn) {
+	c := &proxyConn{client: client}
+	server, err := net.DialTimeout("tcp", p.target, 5*time.Second)
+	if err != nil {
+		c.server = client
+		c.reset()
+		return
+	}
+	c.server = server
+	p.mu.Lock()
+	if p.mode == proxyCut || p.mode == proxyClosed {
+		p.mu.Unlock()
+		c.reset()
+		return
+	}
+	p.conns[c] = struct{}{}
+	p.mu.Unlock()
+
+	var both sync.WaitGroup
+	both.Go(func() { p.copy(c, c.server, c.client, false) })
+	both.Go(func() { p.copy(c, c.client, c.server, true) })
+	both.Wait()
+	p.mu.Lock()
+	delete(p.conns, c)
+	p.mu.Unlock()
+	_ = client.Close()
+	_ = server.Close()
+}
+
+func (p *Proxy) copy(c *proxyConn, dst, src net.Conn, reply bool) {
+	defer func() {
+		// One side has ended: the other is told, after what was read has been passed on.
+		if tcp, ok := dst.(*net.TCPConn); ok {
+			_ = tcp.CloseWrite()
+		}
+	}()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := src.Read(buf)
+		if n > 0 {
+			if !p.pass(c, reply) {
+				if p.isClosed() {
+					return
+				}
+			} else if _, werr := dst.Write(buf[:n]); werr != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (p *Proxy) isClosed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mode == proxyClosed
+}
+
+// pass says whether what was read may go on, waiting while the proxy is stalled.
+func (p *Proxy) pass(c *proxyConn, reply bool) bool {
+	for {
+		p.mu.Lock()
+		mode, change := p.mode, p.change
+		if mode == proxyDropReplies && reply {
+			c.lossy = true
+		}
+		lossy := c.lossy
+		p.mu.Unlock()
+		switch mode {
+		case proxyStall:
+			<-change
+		case proxyForward:
+			return !(reply && lossy)
+		case proxyDropReplies:
+			return !reply
+		default:
+			return false
+		}
+	}
+}
