@@ -1,0 +1,113 @@
+// Command bench measures the system on real services, beside the alternatives and beside a handler
+// that does nothing.
+//
+//	bench run [-long] [-out dir]      the whole measurement
+//	bench noop -addr A -size N        the reference
+//	bench alternative -kind K -addr A one of the alternatives
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"seckill/services/bench/alternatives"
+	"seckill/services/bench/internal/noop"
+)
+
+func main() { os.Exit(run(os.Args[1:])) }
+
+func run(args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if len(args) == 0 {
+		fmt.Fprintln(os.Stderr, "usage: bench run | noop | alternative")
+		return 2
+	}
+	var err error
+	switch args[0] {
+	case "noop":
+		err = runNoop(ctx, args[1:])
+	case "alternative":
+		err = runAlternative(ctx, args[1:])
+	default:
+		err = fmt.Errorf("unknown command %q", args[0])
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		return 1
+	}
+	return 0
+}
+
+func runNoop(ctx context.Context, args []string) error {
+	f := flag.NewFlagSet("noop", flag.ContinueOnError)
+	addr := f.String("addr", "127.0.0.1:8090", "listen address")
+	size := f.Int("size", 360, "bytes of the answer")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	return serve(ctx, *addr, noop.Handler(*size))
+}
+
+func runAlternative(ctx context.Context, args []string) error {
+	f := flag.NewFlagSet("alternative", flag.ContinueOnError)
+	addr := f.String("addr", "127.0.0.1:8090", "listen address")
+	kind := f.String("kind", "", "mutex, database, decr or lua")
+	dsn := f.String("mysql", "", "DSN")
+	redisAddr := f.String("redis", "", "address")
+	secret := f.String("secret", "", "key of the bearer tokens")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	db, err := alternatives.Open(*dsn)
+	if err != nil {
+		return err
+	}
+	defer db.Close() //nolint:errcheck // the process ends
+	r := redis.NewClient(&redis.Options{Addr: *redisAddr, PoolSize: 64})
+	defer r.Close() //nolint:errcheck // the process ends
+	var s alternatives.Seller
+	switch *kind {
+	case "mutex":
+		if s, err = alternatives.NewMutex(ctx, db); err != nil {
+			return err
+		}
+	case "database":
+		s = alternatives.Database{DB: db}
+	case "decr":
+		s = alternatives.Decr{DB: db, Redis: r}
+	case "lua":
+		s = alternatives.Lua{DB: db, Redis: r}
+	default:
+		return fmt.Errorf("unknown kind %q", *kind)
+	}
+	return serve(ctx, *addr, alternatives.Handler(s, []byte(*secret)))
+}
+
+func serve(ctx context.Context, addr string, h http.Handler) error {
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(ln) }()
+	<-ctx.Done()
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	err = srv.Shutdown(end)
+	if served := <-done; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, served)
+	}
+	return err
+}
