@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"seckill/services/seckillctl/internal/command"
+	"seckill/services/seckillctl/internal/rehearse"
 )
 
 func main() { os.Exit(run(os.Args[1:])) }
@@ -18,5 +19,5 @@ func run(args []string) int {
 	return command.Run(ctx, command.IO{
 		In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv,
 		InTerminal: command.Terminal(os.Stdin), ErrTerminal: command.Terminal(os.Stderr),
-	}, args)
+	}, args, rehearse.Command)
 }

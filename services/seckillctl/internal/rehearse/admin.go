@@ -8,6 +8,8 @@ import (
 	"net/url"
 	"strconv"
 	"time"
+
+	"seckill/pkg/adminapi"
 )
 
 // Admin is what a rehearsal needs of a client of the admin API.
@@ -155,24 +157,19 @@ func (o *office) snapshot(ctx context.Context) (*Snapshot, error) {
 	return snap, err
 }
 
-// replay sends one dead letter through a replay job and waits until it came back as a letter.
+// replay sends one dead letter through a replay job.
 func (o *office) replay(ctx context.Context, letter Letter) error {
-	in := struct {
-		IDs []string `json:"ids"`
-	}{[]string{letter.ID}}
+	in := adminapi.ReplayRequest{LetterSelection: adminapi.LetterSelection{IDs: []int64{letter.ID}}}
 	if err := o.do(ctx, http.MethodPost, "/admin/v1/replay-jobs", in, nil); err != nil {
-		return fmt.Errorf("replay dead letter %s: %w", letter.ID, err)
+		return fmt.Errorf("replay dead letter %d: %w", letter.ID, err)
 	}
 	return nil
 }
 
-func (o *office) discard(ctx context.Context, ids []string, reason string) error {
-	in := struct {
-		IDs    []string `json:"ids"`
-		Reason string   `json:"reason"`
-	}{ids, reason}
+func (o *office) discard(ctx context.Context, letter Letter, reason string) error {
+	in := adminapi.DiscardRequest{LetterSelection: adminapi.LetterSelection{IDs: []int64{letter.ID}}, Reason: reason}
 	if err := o.do(ctx, http.MethodPost, "/admin/v1/dead-letters/discard", in, nil); err != nil {
-		return fmt.Errorf("discard dead letters: %w", err)
+		return fmt.Errorf("discard dead letter %d: %w", letter.ID, err)
 	}
 	return nil
 }

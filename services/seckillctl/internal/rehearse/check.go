@@ -103,7 +103,7 @@ func (c *checker) count() {
 	}
 	for _, l := range c.snap.Letters {
 		c.rep.DeadLettered++
-		if l.Replays > 0 {
+		if l.Replayed {
 			c.rep.Replayed++
 		}
 	}
@@ -235,15 +235,13 @@ func (c *checker) twice() {
 	for k, ids := range orders {
 		c.finding(&c.rep.Duplicated, len(ids)-1, "duplicated: key %s of %s made the orders %v", k.key, k.user, sorted(ids))
 	}
-	type step struct{ order, operation string }
+	type step struct{ ref, operation string }
 	steps := map[step]int{}
 	for _, l := range c.snap.Ledger {
-		if l.OrderID != "" {
-			steps[step{l.OrderID, l.Operation}]++
-		}
+		steps[step{l.Ref, l.Operation}]++
 	}
 	for s, n := range steps {
-		c.finding(&c.rep.Duplicated, n-1, "duplicated: ledger has %s of order %s %d times", s.operation, s.order, n)
+		c.finding(&c.rep.Duplicated, n-1, "duplicated: ledger has %s of %s %d times", s.operation, s.ref, n)
 	}
 	transactions := map[string]int{}
 	applied := map[string]int{}
@@ -298,7 +296,7 @@ func (c *checker) payments() {
 			if len(rows) == 1 && rows[0].Status != "paid" && rows[0].Status != "refunded" {
 				c.finding(&c.rep.Lost, 1, "lost: payment %s is applied and order %s is %s", p.Transaction, p.OrderID, rows[0].Status)
 			}
-		case b.Status == "refund_due" || b.Status == "refunded":
+		case b.Status == "refund_due" || b.Status == "settled":
 		default:
 			c.finding(&c.rep.Lost, 1, "lost: payment %s of order %s is neither applied nor due for refund (%s)", p.Transaction, p.OrderID, b.Status)
 		}
@@ -345,9 +343,7 @@ func (c *checker) pools() {
 		}
 	}
 	for _, l := range c.snap.Ledger {
-		if l.OrderID != "" {
-			at(l.SKU, l.Pool).ledger += l.Units
-		}
+		at(l.SKU, l.Pool).ledger += l.Units
 	}
 	known := map[PoolKey]bool{}
 	for _, s := range c.snap.Stock {
@@ -369,8 +365,9 @@ func (c *checker) pools() {
 				"drift: %s/%s in Redis: %d allocated, but %d on sale + %d withheld + %d live or sold", s.SKU, s.Pool, s.Allocated, level, s.Withheld, sum.records)
 			c.finding(&c.rep.Oversold, -level, "oversold: %s/%s has %d units on sale in Redis", s.SKU, s.Pool, level)
 		}
-		c.finding(&c.rep.Drift, abs(s.Available+s.Withheld-s.Allocated-sum.ledger),
-			"drift: %s/%s changed by %d units and the ledger explains %d", s.SKU, s.Pool, s.Available+s.Withheld-s.Allocated, sum.ledger)
+		c.finding(&c.rep.Drift, abs(s.Live-sum.rows), "drift: %s/%s counts %d live units and its orders have %d", s.SKU, s.Pool, s.Live, sum.rows)
+		c.finding(&c.rep.Drift, abs(s.Available-sum.ledger),
+			"drift: %s/%s has %d units available and the ledger explains %d", s.SKU, s.Pool, s.Available, sum.ledger)
 	}
 	for k, sum := range by {
 		if !known[k] && (sum.rows != 0 || sum.records != 0) {

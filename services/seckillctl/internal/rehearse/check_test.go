@@ -14,15 +14,16 @@ import (
 func kept() (*Log, *Snapshot) {
 	log := &Log{Poison: []string{"poison-1"}, Crowd: time.Second, Found: map[string][]string{}}
 	snap := &Snapshot{ActivityID: "a", PerUserLimit: 1, Levels: map[PoolKey]int{{"s", "p"}: 6}, Holdings: map[string]int{}, Held: map[string]int{}}
-	snap.Stock = []StockRow{{SKU: "s", Pool: "p", Allocated: 10, Available: 6}}
-	snap.Letters = []Letter{{ID: "1", MessageID: "poison-1", State: "open", Class: "undecodable", Replays: 1}}
+	snap.Stock = []StockRow{{SKU: "s", Pool: "p", Allocated: 10, Available: 6, Live: 4}}
+	snap.Ledger = []LedgerRow{{Ref: "a/s/p", Operation: "allocate", SKU: "s", Pool: "p", Units: 10}}
+	snap.Letters = []Letter{{ID: 1, MessageID: "poison-1", State: "open", Class: "undecodable", Deaths: 2, Replayed: true}}
 	for i := range 6 {
 		u, id, key := fmt.Sprintf("u%d", i), fmt.Sprintf("a-0-%d", i), fmt.Sprintf("k%d", i)
 		for range 2 { // each one asks twice
 			log.Attempts = append(log.Attempts, Attempt{User: u, Key: key, Outcome: Accepted, OrderID: id, At: time.Duration(i+1) * time.Millisecond, Latency: time.Millisecond})
 		}
 		row := Row{OrderID: id, User: u, SKU: "s", Pool: "p", Quantity: 1, IdemKey: key}
-		snap.Ledger = append(snap.Ledger, LedgerRow{OrderID: id, Operation: "reserve", SKU: "s", Pool: "p", Units: -1})
+		snap.Ledger = append(snap.Ledger, LedgerRow{Ref: id, Operation: "sell", SKU: "s", Pool: "p", Units: -1})
 		switch {
 		case i < 4:
 			row.Status = "paid"
@@ -36,7 +37,7 @@ func kept() (*Log, *Snapshot) {
 			row.Status, row.Reason = "cancelled", "payment_timeout"
 		}
 		if i >= 4 {
-			snap.Ledger = append(snap.Ledger, LedgerRow{OrderID: id, Operation: "release", SKU: "s", Pool: "p", Units: 1})
+			snap.Ledger = append(snap.Ledger, LedgerRow{Ref: id, Operation: "cancel", SKU: "s", Pool: "p", Units: 1})
 			snap.Holdings[u], snap.Held[u] = 0, 0
 		}
 		snap.Rows = append(snap.Rows, row)
@@ -99,7 +100,7 @@ func TestEachDamageIsFound(t *testing.T) {
 		{"a payment gone", func(_ *Log, s *Snapshot) { s.Payments = s.Payments[1:] }, lost, 1},
 		{"a payment still kept", func(_ *Log, s *Snapshot) { s.Payments[0].Status = "kept" }, lost, 1},
 		{"an applied payment of a cancelled order", func(_ *Log, s *Snapshot) { s.Rows[0].Status = "cancelled" }, lost, 1},
-		{"a changed ledger", func(_ *Log, s *Snapshot) { s.Ledger[0].Units = -2 }, drift, 1},
+		{"a changed ledger", func(_ *Log, s *Snapshot) { s.Ledger[1].Units = -2 }, drift, 1},
 		{"a refused buyer who holds an order", func(_ *Log, s *Snapshot) {
 			r := Row{OrderID: "a-0-97", User: "late", SKU: "s", Pool: "p", Quantity: 1, Status: "cancelled", IdemKey: "k"}
 			s.Rows, s.Records = append(s.Rows, r), append(s.Records, r)

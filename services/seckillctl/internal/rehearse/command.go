@@ -6,20 +6,39 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"seckill/pkg/sale"
+	"seckill/services/seckillctl/internal/adminclient"
+	"seckill/services/seckillctl/internal/command"
 )
 
-// NewCommand makes `seckillctl rehearse`. connect gives the client of the admin API, from the flags
-// and the environment that all commands share. usage marks an error as one of usage.
-func NewCommand(connect func(*cobra.Command) (Admin, error), usage func(error) error) *cobra.Command {
+// client makes the admin client fit.
+type client struct{ *adminclient.Client }
+
+func (c client) Do(ctx context.Context, method, path string, in, out any) error {
+	_, err := c.Client.Do(ctx, method, path, nil, in, out)
+	return err
+}
+
+func (c client) Stream(ctx context.Context, path string) (io.ReadCloser, error) {
+	return c.Client.Stream(ctx, path, nil)
+}
+
+func usage(err error) error { return &command.ExitError{Code: command.CodeUsage, Err: err} }
+
+// Command makes `seckillctl rehearse`.
+func Command(env *command.Env) *cobra.Command {
 	var opt Options
 	var file, pause string
+	api := env.Getenv("SECKILLCTL_API")
+	if api == "" {
+		api = "http://127.0.0.1:8080"
+	}
 	cmd := &cobra.Command{
 		Use:   "rehearse -f sale.yaml --buyers N",
 		Short: "Play a sale in a shadow activity and check every promise",
@@ -31,18 +50,23 @@ hold. The inventory is never touched.
 
 The last line of the output is one JSON object. Exit code 5: a promise was broken.`,
 		Example: "  seckillctl rehearse -f sale.yaml --buyers 20000 --concurrency 256",
-		Args:    cobra.NoArgs,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := cobra.NoArgs(cmd, args); err != nil {
+				return usage(err)
+			}
+			return nil
+		},
 	}
 	f := cmd.Flags()
 	f.StringVarP(&file, "file", "f", "", "the sale's plan (- reads standard input)")
 	f.IntVar(&opt.Buyers, "buyers", 1000, "distinct buyers")
 	f.IntVar(&opt.Concurrency, "concurrency", 256, "buyers at once")
-	f.StringSliceVar(&opt.APIs, "api", []string{envOr("SECKILLCTL_API", "http://127.0.0.1:8080")}, "base URLs of the order-api replicas (SECKILLCTL_API)")
+	f.StringSliceVar(&opt.APIs, "api", []string{api}, "base URLs of the order-api replicas (SECKILLCTL_API)")
 	f.Float64Var(&opt.PayShare, "pay-share", 0.5, "share of the accepted orders that are paid")
 	f.Float64Var(&opt.CancelShare, "cancel-share", 0.2, "share of the accepted orders that are cancelled")
 	f.Uint64Var(&opt.Seed, "seed", 0, "seed of the crowd's manners (0: by the clock)")
 	f.DurationVar(&opt.PaymentTimeout, "payment-timeout", 15*time.Second, "payment time-out of the shadow activity; one of the delay tiers")
-	f.DurationVar(&opt.Timeout, "timeout", 5*time.Minute, "how long to wait for quiet after the crowd")
+	f.DurationVar(&opt.Timeout, "quiet-timeout", 5*time.Minute, "how long to wait for quiet after the crowd")
 	f.StringVar(&pause, "pause-before-check", "", "write the shadow activity's id to this file when quiet and wait until the file is gone")
 	_ = f.MarkHidden("pause-before-check") // fails for an unknown name only
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -57,21 +81,25 @@ The last line of the output is one JSON object. Exit code 5: a promise was broke
 		if _, err := opt.withDefaults(); err != nil {
 			return usage(err)
 		}
-		admin, err := connect(cmd)
+		if env.DryRun {
+			env.Say("would send %d buyers, %d at once, to %s for a shadow of %s", opt.Buyers, opt.Concurrency, strings.Join(opt.APIs, ", "), s.ID)
+			return nil
+		}
+		admin, err := env.Client()
 		if err != nil {
 			return err
 		}
-		errOut := cmd.ErrOrStderr()
-		bar := newBar(errOut, opt.Buyers)
+		defer admin.Close()
+		bar := newBar(env, opt.Buyers)
 		opt.Progress = bar.set
 		opt.Talk = func(format string, args ...any) {
 			bar.clear()
-			_, _ = fmt.Fprintf(errOut, format+"\n", args...) // talk; nothing depends on it
+			env.Say(format, args...)
 		}
 		if pause != "" {
 			opt.BeforeCheck = func(ctx context.Context, activity string) error { return pauseFor(ctx, pause, activity) }
 		}
-		rep, err := Run(cmd.Context(), admin, opt)
+		rep, err := Run(cmd.Context(), client{admin}, opt)
 		bar.clear()
 		if err != nil && !errors.Is(err, ErrPromiseBroken) {
 			return err
@@ -79,16 +107,12 @@ The last line of the output is one JSON object. Exit code 5: a promise was broke
 		if writeErr := rep.Write(cmd.OutOrStdout()); writeErr != nil {
 			return writeErr
 		}
-		return err
+		if err != nil {
+			return &command.ExitError{Code: command.CodeCheck, Err: err}
+		}
+		return nil
 	}
 	return cmd
-}
-
-func envOr(name, def string) string {
-	if v := os.Getenv(name); v != "" {
-		return v
-	}
-	return def
 }
 
 func readSale(file string, stdin io.Reader) (sale.Sale, error) {
@@ -125,13 +149,12 @@ func pauseFor(ctx context.Context, file, activity string) error {
 // bar is a progress bar on a terminal and nothing elsewhere.
 type bar struct{ p *progressbar.ProgressBar }
 
-func newBar(w io.Writer, n int) bar {
-	f, ok := w.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) { //nolint:gosec // a file descriptor fits
+func newBar(env *command.Env, n int) bar {
+	if !env.ErrTerminal {
 		return bar{}
 	}
 	return bar{progressbar.NewOptions(n,
-		progressbar.OptionSetWriter(w),
+		progressbar.OptionSetWriter(env.Err),
 		progressbar.OptionSetDescription("buyers"),
 		progressbar.OptionShowCount(),
 		progressbar.OptionThrottle(100*time.Millisecond),

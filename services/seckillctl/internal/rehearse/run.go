@@ -149,7 +149,7 @@ func Run(ctx context.Context, admin Admin, opt Options) (Report, error) {
 	rep.DrainSeconds = max(drained.Seconds(), 0)
 	if letter, ok := findLetter(snap.Letters, poisonID); ok {
 		// Not worth failing for: an operator sees a letter that says where it comes from.
-		if err := office.discard(ctx, []string{letter.ID}, "rehearsal "+s.ID); err != nil {
+		if err := office.discard(ctx, letter, "rehearsal "+s.ID); err != nil {
 			opt.Talk("%v", err)
 		}
 	}
@@ -274,7 +274,7 @@ func (q *quieting) wait(ctx context.Context, poisonID string) error {
 				}
 				replayed = true
 				missing = "the broken message is being replayed"
-			case letter.Replays == 0 || letter.State != "open":
+			case letter.Deaths < 2 || letter.State != "open":
 				missing = fmt.Sprintf("the replayed message has not come back (letter is %s)", letter.State)
 			case p.rows() < orders:
 				missing = fmt.Sprintf("%d orders were accepted, %d rows exist", orders, p.rows())

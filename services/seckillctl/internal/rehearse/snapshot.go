@@ -31,11 +31,13 @@ type StockRow struct {
 	Allocated int    `json:"allocated"`
 	Available int    `json:"available"`
 	Withheld  int    `json:"withheld"`
+	Live      int    `json:"live"` // units of pending and paid orders
 }
 
-// LedgerRow is one entry of the append-only ledger; Units is the signed change of available.
+// LedgerRow is one entry of the append-only ledger; Units is the signed change of available. Ref is
+// an order id, or names what else moved the units (the allocation).
 type LedgerRow struct {
-	OrderID   string `json:"order_id"`
+	Ref       string `json:"ref"`
 	Operation string `json:"operation"`
 	SKU       string `json:"sku_id"`
 	Pool      string `json:"pool"`
@@ -46,17 +48,18 @@ type LedgerRow struct {
 type PaymentRow struct {
 	Transaction string `json:"transaction_id"`
 	OrderID     string `json:"order_id"`
-	Status      string `json:"status"` // kept, applied, refund_due, refunded
+	Status      string `json:"status"` // kept, applied, refund_due, settled
 }
 
 // Letter is a dead letter.
 type Letter struct {
-	ID        string `json:"id"`
+	ID        int64  `json:"id"`
 	MessageID string `json:"message_id"`
 	OrderID   string `json:"order_id"`
 	State     string `json:"state"`
 	Class     string `json:"class"`
-	Replays   int    `json:"replays"`
+	Deaths    int    `json:"deaths"`   // how often it came in
+	Replayed  bool   `json:"replayed"` // a replay has published it again
 }
 
 // Snapshot is what MySQL and Redis hold of one activity.
