@@ -41,11 +41,11 @@ const (
 
 // States of an activity.
 const (
-	ActivityCold    = "cold"    // made, not warmed: sells nothing
-	ActivityWarm    = "warm"    // stock is in Redis; sells within its window
-	ActivityPaused  = "paused"  // warm, stopped by an operator
-	ActivityEnded   = "ended"   // its end was recorded or its window is over
+	ActivityDraft   = "draft"   // made, not warmed: sells nothing
+	ActivityWarmed  = "warmed"  // stock is in Redis; sells within its window unless paused
+	ActivityEnded   = "ended"   // its end was recorded
 	ActivitySettled = "settled" // what was left went back to the inventory
+	ActivityClosed  = "closed"  // cleaned up in Redis, report final
 )
 
 // Activity is a sale: its plan and what became of it.
@@ -53,7 +53,7 @@ type Activity struct {
 	sale.Sale
 	State      string    `json:"state"`
 	Paused     bool      `json:"paused"`
-	WarmNumber uint64    `json:"warm_number"` // attempt that won; 0 while cold
+	WarmNumber uint64    `json:"warm_number"` // attempt that won; 0 while it is a draft
 	Epoch      uint64    `json:"epoch"`
 	CreatedAt  time.Time `json:"created_at"`
 	// Redis is what Redis says; only in the answer for a single activity.
@@ -198,7 +198,8 @@ type DeadLetter struct {
 	Deaths     int       `json:"deaths"` // how often this letter came in
 	FirstAt    time.Time `json:"first_at"`
 	LastAt     time.Time `json:"last_at"`
-	Reason     string    `json:"reason,omitempty"` // why it was discarded or counts as resolved
+	Parked     bool      `json:"parked"`         // its outbox entry waits for this letter
+	Note       string    `json:"note,omitempty"` // why it was discarded or counts as resolved
 	// Only in the answer for a single letter:
 	Verdict string            `json:"verdict,omitempty"`
 	Detail  string            `json:"verdict_detail,omitempty"`
@@ -259,9 +260,9 @@ const (
 	JobDone    = "done"
 )
 
-// ReplayJob is a replay. With dry_run nothing was made (ID 0) and Verdicts says what would happen.
+// ReplayJob is a replay. With dry_run nothing was made (no id) and Verdicts says what would happen.
 type ReplayJob struct {
-	ID         int64          `json:"job_id"`
+	ID         string         `json:"job_id"`
 	State      string         `json:"state"`
 	Actor      string         `json:"actor"`
 	Matched    int            `json:"matched"`
@@ -298,15 +299,18 @@ type DiscardResult struct {
 
 // AuditEntry is one change made by an operator.
 type AuditEntry struct {
-	ID        int64           `json:"id"`
+	ID        string          `json:"id"`
 	At        time.Time       `json:"at"`
 	Actor     string          `json:"actor"`
 	Role      string          `json:"role"`
 	Action    string          `json:"action"`
 	Target    string          `json:"target"`
+	Reason    string          `json:"reason,omitempty"`
+	Result    string          `json:"result,omitempty"`
 	RequestID string          `json:"request_id"`
 	Before    json.RawMessage `json:"before,omitempty"`
 	After     json.RawMessage `json:"after,omitempty"`
+	Remote    string          `json:"remote,omitempty"`
 }
 
 // AuditList is a page of the audit, newest first.

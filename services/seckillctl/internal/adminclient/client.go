@@ -37,9 +37,10 @@ type Config struct {
 
 // Client is safe for concurrent use.
 type Client struct {
-	base  *url.URL
-	token string
-	http  *http.Client
+	base    *url.URL
+	token   string
+	timeout time.Duration
+	http    *http.Client
 }
 
 // Error is an answer of the server that is not a success.
@@ -97,10 +98,10 @@ func New(cfg Config) (*Client, error) {
 		return nil, errors.New("no admin token")
 	}
 	return &Client{
-		base:  base,
-		token: cfg.Token,
+		base:    base,
+		token:   cfg.Token,
+		timeout: cfg.Timeout,
 		http: &http.Client{
-			Timeout:   cfg.Timeout,
 			Transport: cfg.Transport,
 			// A redirect would carry the token to wherever it points.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -127,6 +128,8 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 // Do calls path (below the server's base URL) with in as JSON body, if not nil, and decodes the
 // answer into out, if not nil. It returns the HTTP status; anything but 2xx is an *Error.
 func (c *Client) Do(ctx context.Context, method, path string, query url.Values, in, out any) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
 	body, status, err := c.open(ctx, method, path, query, in)
 	if err != nil {
 		return status, err
@@ -144,7 +147,7 @@ func (c *Client) Do(ctx context.Context, method, path string, query url.Values, 
 }
 
 // Stream calls path and hands back the body of a 2xx answer, for answers that are read line by line.
-// The client's time limit covers the reading too.
+// Only ctx limits how long that may take. The caller closes the body.
 func (c *Client) Stream(ctx context.Context, path string, query url.Values) (io.ReadCloser, error) {
 	body, _, err := c.open(ctx, http.MethodGet, path, query, nil)
 	return body, err
@@ -308,8 +311,8 @@ func (c *Client) Replay(ctx context.Context, r adminapi.ReplayRequest) (j admina
 }
 
 // ReplayJob reads one replay job.
-func (c *Client) ReplayJob(ctx context.Context, id int64) (j adminapi.ReplayJob, err error) {
-	_, err = c.Do(ctx, http.MethodGet, "/admin/v1/replay-jobs/"+strconv.FormatInt(id, 10), nil, nil, &j)
+func (c *Client) ReplayJob(ctx context.Context, id string) (j adminapi.ReplayJob, err error) {
+	_, err = c.Do(ctx, http.MethodGet, "/admin/v1/replay-jobs/"+url.PathEscape(id), nil, nil, &j)
 	return j, err
 }
 
@@ -320,7 +323,7 @@ func (c *Client) ReplayJobs(ctx context.Context, limit int) (l adminapi.ReplayJo
 }
 
 // WaitReplay polls a job until it is done; seen is called with each state of it.
-func (c *Client) WaitReplay(ctx context.Context, id int64, seen func(adminapi.ReplayJob)) (adminapi.ReplayJob, error) {
+func (c *Client) WaitReplay(ctx context.Context, id string, seen func(adminapi.ReplayJob)) (adminapi.ReplayJob, error) {
 	wait := 50 * time.Millisecond
 	for {
 		j, err := c.ReplayJob(ctx, id)
@@ -335,7 +338,7 @@ func (c *Client) WaitReplay(ctx context.Context, id int64, seen func(adminapi.Re
 		}
 		select {
 		case <-ctx.Done():
-			return j, fmt.Errorf("wait for replay job %d: %w", id, ctx.Err())
+			return j, fmt.Errorf("wait for replay job %s: %w", id, ctx.Err())
 		case <-time.After(wait):
 		}
 		wait = min(wait*2, time.Second)

@@ -50,13 +50,21 @@ func (l *letterFlags) selection(args []string) (adminapi.LetterSelection, error)
 		return sel, nil
 	}
 	for _, arg := range args {
-		id, err := strconv.ParseInt(arg, 10, 64)
-		if err != nil || id < 1 {
-			return sel, usagef("%q is not the id of a dead letter", arg)
+		id, err := letterID(arg)
+		if err != nil {
+			return sel, err
 		}
 		sel.IDs = append(sel.IDs, id)
 	}
 	return sel, nil
+}
+
+func letterID(s string) (int64, error) {
+	id, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || id < 1 {
+		return 0, usagef("%q is not the id of a dead letter", s)
+	}
+	return id, nil
 }
 
 func deadList(env *Env) *cobra.Command {
@@ -100,9 +108,9 @@ func deadShow(env *Env) *cobra.Command {
 	return &cobra.Command{
 		Use: "show ID", Short: "Show a dead letter with its content and what a replay would come to", Args: exactly("a letter id"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			id, err := strconv.ParseInt(args[0], 10, 64)
-			if err != nil || id < 1 {
-				return usagef("%q is not the id of a dead letter", args[0])
+			id, err := letterID(args[0])
+			if err != nil {
+				return err
 			}
 			c, err := env.Client()
 			if err != nil {
@@ -111,7 +119,7 @@ func deadShow(env *Env) *cobra.Command {
 			defer c.Close()
 			l, err := c.DeadLetter(cmd.Context(), id)
 			if err != nil {
-				return fmt.Errorf("show dead letter %d: %w", id, err)
+				return fmt.Errorf("show dead letter %s: %w", args[0], err)
 			}
 			t := letterTable(l)
 			t.Header = append(t.Header, "verdict", "verdict_detail", "content")
@@ -205,7 +213,7 @@ func replayExit(env *Env, j adminapi.ReplayJob, noWait bool) error {
 		env.Say("would take %d letters: %s", j.Matched, verdictText(j.Verdicts))
 		return nil
 	case noWait && j.State != adminapi.JobDone:
-		env.Say("replay job %d is running", j.ID)
+		env.Say("replay job %s is running", j.ID)
 		return nil
 	}
 	env.Say("sent %d, skipped %d, failed %d", j.Sent, j.Skipped, j.Failed)
@@ -321,7 +329,7 @@ func jobTable(all ...adminapi.ReplayJob) Table {
 	t := Table{Header: []string{"job_id", "state", "actor", "matched", "sent", "skipped", "failed", "created_at", "finished_at"}}
 	for _, j := range all {
 		t.Rows = append(t.Rows, []string{
-			i64(j.ID), j.State, j.Actor, strconv.Itoa(j.Matched), strconv.Itoa(j.Sent), strconv.Itoa(j.Skipped), strconv.Itoa(j.Failed),
+			j.ID, j.State, j.Actor, strconv.Itoa(j.Matched), strconv.Itoa(j.Sent), strconv.Itoa(j.Skipped), strconv.Itoa(j.Failed),
 			timeText(j.CreatedAt), timeText(j.FinishedAt),
 		})
 	}

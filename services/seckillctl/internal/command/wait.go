@@ -12,7 +12,7 @@ import (
 )
 
 // waitReplay follows a job. The job belongs to the worker: giving up waiting does not stop it.
-func waitReplay(cmd *cobra.Command, env *Env, c *adminclient.Client, id int64, limit time.Duration) (adminapi.ReplayJob, error) {
+func waitReplay(cmd *cobra.Command, env *Env, c *adminclient.Client, id string, limit time.Duration) (adminapi.ReplayJob, error) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), limit)
 	defer cancel()
 	j, err := c.WaitReplay(ctx, id, func(j adminapi.ReplayJob) {
@@ -24,7 +24,7 @@ func waitReplay(cmd *cobra.Command, env *Env, c *adminclient.Client, id int64, l
 		_, _ = fmt.Fprintln(env.Err)
 	}
 	if err != nil {
-		return j, fmt.Errorf("replay job %d goes on in the worker: %w", id, err)
+		return j, fmt.Errorf("replay job %s goes on in the worker: %w", id, err)
 	}
 	return j, nil
 }
