@@ -1,0 +1,183 @@
+package stock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// States of an item.
+const (
+	queued    = iota // waits for a flusher
+	taken            // a flusher sends it
+	abandoned        // its caller left before it was sent: it never runs
+)
+
+// item is what one caller wants sent: one command or a few that belong together.
+type item struct {
+	cmds  []redis.Cmder
+	state atomic.Int32
+	done  chan struct{}
+}
+
+// submit has the commands sent together with whatever else waits, and returns when they were
+// answered. Each command carries its own error afterwards; the returned error says that there is no
+// answer: ErrUnavailable if the commands certainly never run, else ErrUnknownOutcome.
+//
+// Nobody waits for a batch to fill: an idle flusher takes a command at once, and only what arrives
+// while all flushers are out shares the next pipeline.
+func (c *Client) submit(ctx context.Context, cmds ...redis.Cmder) error {
+	it := &item{cmds: cmds, done: make(chan struct{})}
+	select {
+	case <-c.closing:
+		return fmt.Errorf("%w: client is closed", ErrUnavailable)
+	default:
+	}
+	select {
+	case c.queue <- it:
+	case <-c.closing:
+		return fmt.Errorf("%w: client is closed", ErrUnavailable)
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", ErrUnavailable, ctx.Err())
+	}
+	select {
+	case <-it.done:
+		return nil
+	case <-c.stopped: // queued behind the last flusher's back
+		if it.state.CompareAndSwap(queued, abandoned) {
+			return fmt.Errorf("%w: client is closed", ErrUnavailable)
+		}
+		<-it.done
+		return nil
+	case <-ctx.Done():
+		if it.state.CompareAndSwap(queued, abandoned) {
+			return fmt.Errorf("%w: %w", ErrUnavailable, ctx.Err())
+		}
+		return fmt.Errorf("%w: %w", ErrUnknownOutcome, ctx.Err())
+	}
+}
+
+// flush sends what waits, pipeline after pipeline, until the client closes and the queue is empty.
+func (c *Client) flush() {
+	batch := make([]*item, 0, c.cfg.PipelineSize)
+	for {
+		batch = batch[:0]
+		select {
+		case it := <-c.queue:
+			batch = append(batch, it)
+		case <-c.closing:
+			select {
+			case it := <-c.queue:
+				batch = append(batch, it)
+			default:
+				return
+			}
+		}
+		n := len(batch[0].cmds)
+	gather:
+		for n < c.cfg.PipelineSize {
+			select {
+			case it := <-c.queue:
+				batch = append(batch, it)
+				n += len(it.cmds)
+			default:
+				break gather
+			}
+		}
+		c.send(batch)
+	}
+}
+
+// send runs one batch in one round trip and answers every caller.
+func (c *Client) send(batch []*item) {
+	live := batch[:0]
+	for _, it := range batch {
+		if it.state.CompareAndSwap(queued, taken) {
+			live = append(live, it)
+		}
+	}
+	if len(live) == 0 {
+		return
+	}
+	cmds := make([]redis.Cmder, 0, len(live)+8)
+	for _, it := range live {
+		cmds = append(cmds, it.cmds...)
+	}
+	// The callers' deadlines differ, so the pipeline has its own: the connection's.
+	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.DialTimeout+c.cfg.PoolTimeout+2*c.cfg.ReadTimeout)
+	c.exec(ctx, cmds)
+	cancel()
+	for _, it := range live {
+		close(it.done)
+	}
+}
+
+// exec runs commands in one pipeline. Each carries its own classified error afterwards.
+//
+// A script that Redis does not know is sent again with its source, for those commands alone: the
+// library does not do that in pipelines. What fails on a dead connection gets one more attempt;
+// that is safe because every script is idempotent, and if an attempt may have run, the outcome stays
+// unknown whatever the next one says.
+func (c *Client) exec(ctx context.Context, cmds []redis.Cmder) {
+	started := time.Now()
+	c.round(ctx, cmds)
+	var again []redis.Cmder
+	var maybe map[redis.Cmder]bool
+	for attempt := 0; attempt < 2; attempt++ {
+		again = again[:0]
+		for _, cmd := range cmds {
+			err := cmd.Err()
+			if err == nil {
+				continue
+			}
+			if isNoScript(err) {
+				if s, ok := cmd.(*scriptCmd); ok {
+					s.useSource()
+					again = append(again, cmd)
+				}
+			} else if attempt == 0 && retryable(err) {
+				if ran(err) {
+					if maybe == nil {
+						maybe = make(map[redis.Cmder]bool)
+					}
+					maybe[cmd] = true
+				}
+				again = append(again, cmd)
+			}
+		}
+		if len(again) == 0 {
+			break
+		}
+		c.metrics.retries.Add(float64(len(again)))
+		c.round(ctx, again)
+	}
+	c.metrics.observe(len(cmds), time.Since(started))
+	for _, cmd := range cmds {
+		if err := cmd.Err(); err != nil {
+			err = c.classify(err)
+			if maybe[cmd] && errors.Is(err, ErrUnavailable) {
+				err = fmt.Errorf("%w: %w", ErrUnknownOutcome, err)
+			}
+			cmd.SetErr(err)
+		}
+	}
+}
+
+func isNoScript(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply) && strings.HasPrefix(reply.Error(), "NOSCRIPT")
+}
+
+func (c *Client) round(ctx context.Context, cmds []redis.Cmder) {
+	p := c.rdb.Pipeline()
+	for _, cmd := range cmds {
+		cmd.SetErr(nil)
+		_ = p.Process(ctx, cmd) // only queues
+	}
+	_, _ = p.Exec(ctx) // each command has its own error
+}

@@ -1,0 +1,101 @@
+package stock
+
+import (
+	"crypto/sha1" //nolint:gosec // Redis names scripts by their SHA-1
+	"encoding/hex"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+
+	"seckill/lua"
+)
+
+// script is a Lua script and the name Redis knows it by.
+type script struct{ source, sha string }
+
+func newScript(source string) script {
+	sum := sha1.Sum([]byte(source)) //nolint:gosec // see above
+	return script{source: source, sha: hex.EncodeToString(sum[:])}
+}
+
+// scripts holds every script of the client.
+type scripts struct {
+	reserve, confirm, release, park, unpark, refundDue script
+	announce, warmPrepare, warmOpen, pause, end        script
+	qualify                                            script
+}
+
+func loadScripts() scripts {
+	return scripts{
+		reserve:     newScript(lua.Reserve),
+		confirm:     newScript(lua.Confirm),
+		release:     newScript(lua.Release),
+		park:        newScript(lua.Park),
+		unpark:      newScript(lua.Unpark),
+		refundDue:   newScript(lua.RefundDue),
+		announce:    newScript(lua.Announce),
+		warmPrepare: newScript(lua.WarmPrepare),
+		warmOpen:    newScript(lua.WarmOpen),
+		pause:       newScript(lua.Pause),
+		end:         newScript(lua.End),
+		qualify:     newScript(lua.Qualify),
+	}
+}
+
+// scriptCmd is one call of a script, by SHA at first.
+type scriptCmd struct {
+	*redis.Cmd
+	script script
+}
+
+// call prepares a script call; submit or exec runs it. No context is kept in it.
+func (s script) call(keys []string, args ...string) *scriptCmd {
+	a := make([]any, 0, 3+len(keys)+len(args))
+	a = append(a, "evalsha", s.sha, len(keys))
+	for _, k := range keys {
+		a = append(a, k)
+	}
+	for _, v := range args {
+		a = append(a, v)
+	}
+	cmd := newCmd(a)
+	cmd.SetFirstKeyPos(3)
+	return &scriptCmd{Cmd: cmd, script: s}
+}
+
+// useSource makes the next attempt carry the script itself, for a server that does not know its SHA.
+func (s *scriptCmd) useSource() {
+	args := s.Args()
+	args[0], args[1] = "eval", s.script.source
+}
+
+// reply reads what the script returned: an array of texts.
+func (s *scriptCmd) reply() ([]string, error) {
+	if err := s.Err(); err != nil {
+		return nil, err
+	}
+	list, ok := s.Val().([]any)
+	if !ok || len(list) == 0 {
+		return nil, fmt.Errorf("script answered %T", s.Val())
+	}
+	out := make([]string, len(list))
+	for i, v := range list {
+		if out[i], ok = v.(string); !ok {
+			return nil, fmt.Errorf("script answered %T at %d", v, i)
+		}
+	}
+	return out, nil
+}
+
+// unknownCode is the error for a script answer that this program does not know. It is never taken
+// for one of the known ones.
+func unknownCode(script string, reply []string) error {
+	return fmt.Errorf("%s script answered unknown code %q", script, reply[0])
+}
+
+func corrupt(reply []string) error {
+	if len(reply) > 1 {
+		return fmt.Errorf("%w: %s", ErrCorrupt, reply[1])
+	}
+	return ErrCorrupt
+}

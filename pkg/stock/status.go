@@ -1,0 +1,225 @@
+package stock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/redis/go-redis/v9"
+
+	"seckill/pkg/order"
+)
+
+// chunk bounds how many orders one script call handles: a few hundred microseconds each, far below
+// the 10 ms that no script may exceed.
+const chunk = 64
+
+// group splits indexes of orders by bucket into chunks.
+func group(n int, id func(int) order.ID) [][]int {
+	type home struct {
+		activity string
+		bucket   int
+	}
+	open := make(map[home]int)
+	var out [][]int
+	for i := range n {
+		o := id(i)
+		h := home{o.Activity, o.Bucket}
+		g, ok := open[h]
+		if !ok || len(out[g]) == chunk {
+			g = len(out)
+			out = append(out, nil)
+			open[h] = g
+		}
+		out[g] = append(out[g], i)
+	}
+	return out
+}
+
+var outcomes = map[string]Outcome{
+	"applied": Applied, "already": Already, "no_record": NoRecord, "no_stock": NoStockKey, "mismatch": Mismatch,
+}
+
+// Confirm moves records forward and takes the orders out of the outbox and the parked set. One
+// script call per bucket and chunk, all in one pipeline; it may be repeated at will.
+//
+// outcomes[i] belongs to cs[i] and is 0 for an order that failed; the error joins what failed.
+func (c *Client) Confirm(ctx context.Context, cs []Confirmation) ([]Outcome, error) {
+	to := make([]string, len(cs))
+	for i, x := range cs {
+		if x.To != order.Pending && x.To != order.Paid {
+			return nil, fmt.Errorf("confirm order %s: %w: to %q", x.ID, ErrInvalid, x.To)
+		}
+		to[i], _ = statusCode(x.To)
+	}
+	groups := group(len(cs), func(i int) order.ID { return cs[i].ID })
+	calls := make([]*scriptCmd, len(groups))
+	for g, idx := range groups {
+		k := c.keys(cs[idx[0]].ID.Activity, cs[idx[0]].ID.Bucket)
+		keys := append(make([]string, 0, 3+len(idx)), k.activity(), k.outbox(), k.parked())
+		args := make([]string, 0, 2*len(idx))
+		for _, i := range idx {
+			keys = append(keys, k.order(cs[i].ID))
+			args = append(args, cs[i].ID.ULID, to[i])
+		}
+		calls[g] = c.scripts.confirm.call(keys, args...)
+	}
+	return c.outcomes(ctx, "confirm", len(cs), groups, calls, func(i int) order.ID { return cs[i].ID })
+}
+
+// Release gives units, limit and outbox entry back. One script call per bucket and chunk, all in one
+// pipeline; it may be repeated at will: only a live record gives anything back, once.
+//
+// outcomes[i] belongs to rs[i] and is 0 for an order that failed; the error joins what failed.
+// NoStockKey is no error here: it wrote nothing and has to be tried again later.
+func (c *Client) Release(ctx context.Context, rs []Release) ([]Outcome, error) {
+	to := make([]string, len(rs))
+	for i, x := range rs {
+		if !x.To.Final() {
+			return nil, fmt.Errorf("release order %s: %w: to %q", x.ID, ErrInvalid, x.To)
+		}
+		if !order.ValidUserID(x.User) || !order.ValidSKUID(x.SKU) || !order.ValidPool(x.Pool) || x.Quantity < 1 || x.Quantity > order.MaxQuantity {
+			return nil, fmt.Errorf("release order %s: %w: content", x.ID, ErrInvalid)
+		}
+		to[i], _ = statusCode(x.To)
+	}
+	groups := group(len(rs), func(i int) order.ID { return rs[i].ID })
+	calls := make([]*scriptCmd, len(groups))
+	for g, idx := range groups {
+		k := c.keys(rs[idx[0]].ID.Activity, rs[idx[0]].ID.Bucket)
+		keys := append(make([]string, 0, 3+3*len(idx)), k.activity(), k.outbox(), k.parked())
+		args := make([]string, 0, 7*len(idx))
+		for _, i := range idx {
+			r := rs[i]
+			keys = append(keys, k.order(r.ID), k.limit(r.User), k.stock(r.SKU, r.Pool))
+			args = append(args, r.ID.ULID, content(r.User, r.SKU, r.Pool, r.Quantity), strconv.Itoa(r.Quantity),
+				to[i], r.Reason, flag(r.Withhold), flag(r.RefundDue))
+		}
+		calls[g] = c.scripts.release.call(keys, args...)
+	}
+	return c.outcomes(ctx, "release", len(rs), groups, calls, func(i int) order.ID { return rs[i].ID })
+}
+
+func flag(b bool) string {
+	if b {
+		return "1"
+	}
+	return "0"
+}
+
+func (c *Client) outcomes(ctx context.Context, what string, n int, groups [][]int, calls []*scriptCmd, id func(int) order.ID) ([]Outcome, error) {
+	out := make([]Outcome, n)
+	if n == 0 {
+		return out, nil
+	}
+	if err := c.submitAll(ctx, calls); err != nil {
+		return out, fmt.Errorf("%s %d orders: %w", what, n, err)
+	}
+	var errs []error
+	for g, call := range calls {
+		reply, err := call.reply()
+		switch {
+		case err != nil:
+		case reply[0] == "bad_key":
+			err = corrupt(reply)
+		case len(reply) != len(groups[g]):
+			err = unknownCode(what, reply)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s order %s and %d more: %w", what, id(groups[g][0]), len(groups[g])-1, err))
+			continue
+		}
+		for j, i := range groups[g] {
+			o, ok := outcomes[reply[j]]
+			switch {
+			case ok:
+				out[i] = o
+			case reply[j] == "corrupt":
+				errs = append(errs, fmt.Errorf("%s order %s: %w", what, id(i), ErrCorrupt))
+			default:
+				errs = append(errs, fmt.Errorf("%s order %s: %w", what, id(i), unknownCode(what, reply[j:])))
+			}
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
+func (c *Client) submitAll(ctx context.Context, calls []*scriptCmd) error {
+	cmds := make([]redis.Cmder, len(calls))
+	for i, call := range calls {
+		cmds[i] = call
+	}
+	return c.submit(ctx, cmds...)
+}
+
+// Park takes orders out of the relay's sight while their message lies in the dead letters. An order
+// that is not reserved any more only leaves the outbox.
+func (c *Client) Park(ctx context.Context, ids []order.ID) error {
+	return c.move(ctx, "park", c.scripts.park, ids)
+}
+
+// Unpark puts parked orders back into the outbox.
+func (c *Client) Unpark(ctx context.Context, ids []order.ID) error {
+	return c.move(ctx, "unpark", c.scripts.unpark, ids)
+}
+
+func (c *Client) move(ctx context.Context, what string, s script, ids []order.ID) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	groups := group(len(ids), func(i int) order.ID { return ids[i] })
+	calls := make([]*scriptCmd, len(groups))
+	for g, idx := range groups {
+		k := c.keys(ids[idx[0]].Activity, ids[idx[0]].Bucket)
+		keys := append(make([]string, 0, 2+len(idx)), k.outbox(), k.parked())
+		args := make([]string, 0, len(idx))
+		for _, i := range idx {
+			keys = append(keys, k.order(ids[i]))
+			args = append(args, ids[i].ULID)
+		}
+		calls[g] = s.call(keys, args...)
+	}
+	return c.runAll(ctx, what, calls, nil)
+}
+
+// runAll runs calls that answer {ok} or a code; meaning maps the other codes to errors (nil for a
+// code that is fine too).
+func (c *Client) runAll(ctx context.Context, what string, calls []*scriptCmd, meaning map[string]error) error {
+	if err := c.submitAll(ctx, calls); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	var errs []error
+	for _, call := range calls {
+		reply, err := call.reply()
+		if err == nil {
+			err = codeError(what, reply, meaning)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", what, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func codeError(what string, reply []string, meaning map[string]error) error {
+	switch reply[0] {
+	case "ok":
+		return nil
+	case "corrupt":
+		return corrupt(reply)
+	}
+	if err, ok := meaning[reply[0]]; ok {
+		return err
+	}
+	return unknownCode(what, reply)
+}
+
+// MarkRefundDue marks an order's record or receipt: money arrived that has to go back. An order that
+// Redis does not know is left alone without an error: MySQL holds what is due.
+func (c *Client) MarkRefundDue(ctx context.Context, id order.ID) error {
+	k := c.keys(id.Activity, id.Bucket)
+	call := c.scripts.refundDue.call([]string{k.activity(), k.order(id), k.receipt(id)})
+	return c.runAll(ctx, "mark refund due of order "+id.String(), []*scriptCmd{call},
+		map[string]error{"applied": nil, "already": nil, "no_record": nil})
+}
