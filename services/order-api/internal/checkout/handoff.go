@@ -1,0 +1,186 @@
+package checkout
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"seckill/pkg/failpoint"
+	"seckill/pkg/messaging"
+	"seckill/pkg/order"
+)
+
+// publisher is the part of messaging.Client that the hand-over needs.
+type publisher interface {
+	Publish(ctx context.Context, exchange string, msgs ...messaging.Message) []error
+}
+
+// handed is one accepted order on its way to the broker.
+type handed struct {
+	order       order.Order
+	traceparent string
+}
+
+// handoff carries accepted orders from the handlers to the broker. It is bounded twice: by its queue
+// and by the messages in flight. Whatever does not fit, fails or ends unknown is left to the relay
+// (C1, C2); a dead broker therefore costs neither memory nor a handler's time.
+type handoff struct {
+	queue    chan handed
+	slots    chan struct{} // one token per message in flight
+	wait     time.Duration
+	deadline time.Duration
+	pub      publisher
+	log      *slog.Logger
+
+	length    prometheus.GaugeFunc
+	results   *prometheus.CounterVec
+	published sync.WaitGroup
+}
+
+func newHandoff(cfg Config, pub publisher, log *slog.Logger, reg prometheus.Registerer) *handoff {
+	h := &handoff{
+		queue:    make(chan handed, cfg.HandoffQueue),
+		slots:    make(chan struct{}, cfg.HandoffInFlight),
+		wait:     cfg.GatherWait,
+		deadline: cfg.PublishTimeout,
+		pub:      pub,
+		log:      log,
+	}
+	h.length = prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "seckill_handoff_queue_length",
+		Help: "Accepted orders in this process that wait for the publisher.",
+	}, func() float64 { return float64(len(h.queue)) })
+	h.results = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "seckill_handoff_orders_total",
+		Help: "Accepted orders by what became of their hand-over: confirmed, left to the relay because the queue was full (overflow), or because publishing failed or ended unknown (failed).",
+	}, []string{"result"})
+	for _, r := range []string{"confirmed", "overflow", "failed"} {
+		h.results.WithLabelValues(r)
+	}
+	reg.MustRegister(h.length, h.results)
+	return h
+}
+
+// offer never blocks.
+func (h *handoff) offer(o order.Order, traceparent string) {
+	select {
+	case h.queue <- handed{order: o, traceparent: traceparent}:
+	default:
+		h.results.WithLabelValues("overflow").Inc()
+	}
+}
+
+// run gathers and publishes until ctx ends; then it publishes what is still queued and waits for
+// every confirm. The caller makes sure that nobody offers any more by then.
+func (h *handoff) run(ctx context.Context) {
+	// A publish that is under way when the process is told to stop has to reach its confirm.
+	pubCtx := context.WithoutCancel(ctx)
+	timer := time.NewTimer(time.Hour)
+	timer.Stop()
+	defer timer.Stop()
+	stopping := false
+	for {
+		var first handed
+		if stopping {
+			select {
+			case first = <-h.queue:
+			default:
+				h.published.Wait()
+				return
+			}
+		} else {
+			select {
+			case first = <-h.queue:
+			case <-ctx.Done():
+				stopping = true
+				continue
+			}
+		}
+		batch := h.gather(first, timer, stopping)
+		// The slot is awaited before the next batch is gathered, so that under load the queue, not
+		// memory, takes the excess.
+		h.slots <- struct{}{}
+		h.published.Add(1)
+		go func() {
+			defer h.published.Done()
+			defer func() { <-h.slots }()
+			h.publish(pubCtx, batch)
+		}()
+	}
+}
+
+// gather collects what comes within the gathering time. With nothing in flight an order leaves
+// alone and at once: waiting pays only while the broker is busy anyway.
+func (h *handoff) gather(first handed, timer *time.Timer, stopping bool) []handed {
+	batch := make([]handed, 1, messaging.MaxOrdersPerMessage)
+	batch[0] = first
+	wait := !stopping && len(h.slots) > 0 && h.wait > 0
+	armed := false
+	for len(batch) < messaging.MaxOrdersPerMessage {
+		select {
+		case o := <-h.queue:
+			batch = append(batch, o)
+			continue
+		default:
+		}
+		if !wait {
+			return batch
+		}
+		if !armed {
+			timer.Reset(h.wait)
+			armed = true
+		}
+		select {
+		case o := <-h.queue:
+			batch = append(batch, o)
+		case <-timer.C:
+			return batch
+		}
+	}
+	if armed {
+		timer.Stop()
+	}
+	return batch
+}
+
+func (h *handoff) publish(ctx context.Context, batch []handed) {
+	ctx, cancel := context.WithTimeout(ctx, h.deadline)
+	defer cancel()
+	err := failpoint.Hit(ctx, "api.before_publish")
+	if err == nil {
+		orders := make([]order.Order, len(batch))
+		trace := ""
+		for i := range batch {
+			orders[i] = batch[i].order
+			if trace == "" {
+				trace = batch[i].traceparent
+			}
+		}
+		m := messaging.OrderReserved(orders)
+		if trace != "" {
+			m.Headers = withHeader(m.Headers, "traceparent", trace)
+		}
+		err = errors.Join(h.pub.Publish(ctx, messaging.ExchangeEvents, m)...)
+	}
+	if err == nil {
+		err = failpoint.Hit(ctx, "api.after_publish")
+	}
+	if err != nil {
+		h.results.WithLabelValues("failed").Add(float64(len(batch)))
+		h.log.DebugContext(ctx, "publish left to the relay", "orders", len(batch), "error", err)
+		return
+	}
+	h.results.WithLabelValues("confirmed").Add(float64(len(batch)))
+}
+
+func withHeader(h map[string]string, key, value string) map[string]string {
+	if h == nil {
+		h = make(map[string]string, 1)
+	}
+	h[key] = value
+	return h
+}
