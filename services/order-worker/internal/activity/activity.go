@@ -1,0 +1,256 @@
+package activity
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sort"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"seckill/pkg/sale"
+	"seckill/pkg/stock"
+	"seckill/services/order-worker/internal/store"
+)
+
+// What can be wrong with a request.
+var (
+	ErrNotFound = errors.New("activity not found")
+	ErrExists   = errors.New("activity exists with other content")
+	ErrState    = errors.New("the activity's state does not allow it")
+)
+
+// Shortage is one pool of which the inventory holds too little.
+type Shortage struct {
+	SKU, Pool      string
+	OnHand, Wanted int64
+}
+
+// ShortageError refuses a sale that wants more than the inventory holds.
+type ShortageError []Shortage
+
+func (e ShortageError) Error() string {
+	text := "inventory holds too little:"
+	for i, s := range e {
+		if i > 0 {
+			text += ";"
+		}
+		text += fmt.Sprintf(" %s in %s has %d, wanted %d", s.SKU, s.Pool, s.OnHand, s.Wanted)
+	}
+	return text
+}
+
+// Config of a Service.
+type Config struct {
+	// Tiers are the delay queues there are; a payment time-out has to be one of them.
+	Tiers []time.Duration
+	// Interval of the background loop that announces what Redis has lost. Default 3 s.
+	Interval time.Duration
+}
+
+// Service is safe for concurrent use.
+type Service struct {
+	st    *store.Store
+	redis *stock.Client
+	cfg   Config
+	log   *slog.Logger
+	cold  prometheus.Gauge
+}
+
+// New makes a Service; it does no I/O.
+func New(st *store.Store, redis *stock.Client, cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Service, error) {
+	if len(cfg.Tiers) == 0 {
+		return nil, errors.New("activity service: no delay tiers")
+	}
+	if cfg.Interval == 0 {
+		cfg.Interval = 3 * time.Second
+	}
+	s := &Service{st: st, redis: redis, cfg: cfg, log: log, cold: prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "seckill_activities_cold",
+		Help: "Sales inside their window that sell nothing because they are not warm.",
+	})}
+	if err := reg.Register(s.cold); err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	return s, nil
+}
+
+// Pool is one row of a sale's stock.
+type Pool struct {
+	SKU, Pool                      string
+	Allocated, Available, Withheld int64
+	Live, Returned                 int64
+	Initial                        int64 // what the plan allocated, by the ledger
+}
+
+// Details is a sale as MySQL has it.
+type Details struct {
+	store.Activity
+	Items []store.ActivityItem
+	Pools []Pool
+}
+
+// Plan gives the sale back as it was planned.
+func (d *Details) Plan() (sale.Sale, error) {
+	fallback, err := d.Fallback()
+	if err != nil {
+		return sale.Sale{}, err
+	}
+	if len(fallback) == 0 {
+		fallback = nil
+	}
+	out := sale.Sale{
+		ID: d.ID, Name: d.Name, StartsAt: d.StartsAt.UTC().Format(time.RFC3339Nano), EndsAt: d.EndsAt.UTC().Format(time.RFC3339Nano),
+		PerUserLimit: d.PerUserLimit, PaymentTimeout: d.PaymentTimeout().String(), Currency: d.Currency, Qualification: d.Qualification,
+		Buckets: d.Buckets, RegionFallback: fallback, RefundAfterEnd: d.RefundAfterEnd, Shadow: d.Shadow,
+	}
+	for _, item := range d.Items {
+		it := sale.Item{SKU: item.SKUID, PriceMinor: item.PriceMinor, Pools: map[string]int{}}
+		for _, p := range d.Pools {
+			if p.SKU == item.SKUID {
+				it.Pools[p.Pool] = int(p.Initial)
+			}
+		}
+		out.Items = append(out.Items, it)
+	}
+	return out, nil
+}
+
+// Stock gives the sale as Redis has to know it.
+func (d *Details) Stock() (*stock.Activity, error) {
+	fallback, err := d.Fallback()
+	if err != nil {
+		return nil, err
+	}
+	a := &stock.Activity{
+		ID: d.ID, Name: d.Name, StartsAt: d.StartsAt, EndsAt: d.EndsAt, PerUserLimit: d.PerUserLimit, PaymentTimeout: d.PaymentTimeout(),
+		Currency: d.Currency, Qualified: d.Qualification == sale.QualificationList, Buckets: d.Buckets, RegionFallback: fallback,
+		Shadow: d.Shadow, Epoch: d.Epoch, Paused: d.Paused,
+	}
+	for _, item := range d.Items {
+		it := stock.Item{SKU: item.SKUID, PriceMinor: item.PriceMinor, Pools: map[string]int{}}
+		for _, p := range d.Pools {
+			if p.SKU == item.SKUID {
+				it.Pools[p.Pool] = int(p.Allocated)
+			}
+		}
+		a.Items = append(a.Items, it)
+	}
+	return a, nil
+}
+
+// querier is a transaction or the pool.
+type querier interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+// Load reads a sale; ErrNotFound if there is none.
+func (s *Service) Load(ctx context.Context, id string) (*Details, error) {
+	var found []store.Activity
+	if err := s.st.DB(ctx).Where("id = ?", id).Limit(1).Find(&found).Error; err != nil {
+		return nil, fmt.Errorf("load activity %s: %w", id, err)
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("load activity %s: %w", id, ErrNotFound)
+	}
+	all, err := s.complete(ctx, found)
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
+}
+
+// List reads up to limit sales whose id is greater than after, in the order of their ids.
+func (s *Service) List(ctx context.Context, after string, limit int) ([]*Details, error) {
+	var found []store.Activity
+	if err := s.st.DB(ctx).Where("id > ?", after).Order("id").Limit(limit).Find(&found).Error; err != nil {
+		return nil, fmt.Errorf("list activities: %w", err)
+	}
+	return s.complete(ctx, found)
+}
+
+// complete adds items and pools: three statements, however many sales.
+func (s *Service) complete(ctx context.Context, rows []store.Activity) ([]*Details, error) {
+	if len(rows) == 0 {
+		return nil, nil
+	}
+	ids := make([]string, len(rows))
+	out := make([]*Details, len(rows))
+	byID := map[string]*Details{}
+	for i := range rows {
+		ids[i] = rows[i].ID
+		out[i] = &Details{Activity: rows[i]}
+		byID[ids[i]] = out[i]
+	}
+	var items []store.ActivityItem
+	if err := s.st.DB(ctx).Where("activity_id IN ?", ids).Order("activity_id, position").Find(&items).Error; err != nil {
+		return nil, fmt.Errorf("load items: %w", err)
+	}
+	for _, it := range items {
+		byID[it.ActivityID].Items = append(byID[it.ActivityID].Items, it)
+	}
+	var pools []struct {
+		Pool
+		ActivityID string
+		SkuID      string
+	}
+	err := s.st.DB(ctx).Raw(`SELECT s.activity_id, s.sku_id, s.pool, s.allocated, s.available, s.withheld, s.live, s.returned,
+			COALESCE(l.delta, s.allocated) AS initial
+		FROM activity_stock s
+		LEFT JOIN stock_ledger l ON l.ref = CONCAT(s.activity_id, '/', s.sku_id, '/', s.pool) AND l.op = ? AND l.account = ?
+		WHERE s.activity_id IN ? ORDER BY s.activity_id, s.sku_id, s.pool`, store.OpAllocate, store.AccountSale, ids).Scan(&pools).Error
+	if err != nil {
+		return nil, fmt.Errorf("load stock: %w", err)
+	}
+	for _, p := range pools {
+		p.Pool.SKU = p.SkuID
+		byID[p.ActivityID].Pools = append(byID[p.ActivityID].Pools, p.Pool)
+	}
+	return out, nil
+}
+
+// Levels reads what Redis has left, sku → pool → units; a missing key is absent.
+func (s *Service) Levels(ctx context.Context, d *Details) (map[string]map[string]int, error) {
+	a, err := d.Stock()
+	if err != nil {
+		return nil, err
+	}
+	levels, err := s.redis.Levels(ctx, a)
+	if err != nil {
+		return nil, fmt.Errorf("read stock of activity %s: %w", d.ID, err)
+	}
+	return levels, nil
+}
+
+// InRedis reads the sale as Redis has it.
+func (s *Service) InRedis(ctx context.Context, id string) (stock.Activity, error) {
+	a, err := s.redis.Activity(ctx, id)
+	if err != nil {
+		return a, fmt.Errorf("read activity %s from redis: %w", id, err)
+	}
+	return a, nil
+}
+
+func fallbackJSON(m map[string][]string) (string, error) {
+	if m == nil {
+		m = map[string][]string{}
+	}
+	raw, err := json.Marshal(m) // keys sorted
+	if err != nil {
+		return "", fmt.Errorf("encode region fallback: %w", err)
+	}
+	return string(raw), nil
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	return keys
+}

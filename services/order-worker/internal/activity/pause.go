@@ -1,0 +1,73 @@
+package activity
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"seckill/services/order-worker/internal/audit"
+	"seckill/services/order-worker/internal/store"
+)
+
+// SetPaused stops or resumes a sale: first in MySQL, then in every bucket. changed is false when MySQL
+// had it so already; the buckets are told all the same.
+func (s *Service) SetPaused(ctx context.Context, id string, paused bool, by audit.Actor) (changed bool, err error) {
+	err = s.st.InTx(ctx, func(tx *store.Tx) error {
+		changed = false
+		var state string
+		var now bool
+		err := tx.QueryRowContext(ctx, "SELECT state, paused FROM activities WHERE id = ? FOR UPDATE", id).Scan(&state, &now)
+		switch {
+		case errors.Is(err, sql.ErrNoRows):
+			return ErrNotFound
+		case err != nil:
+			return fmt.Errorf("lock activity: %w", err)
+		case state != store.ActivityDraft && state != store.ActivityWarmed:
+			return fmt.Errorf("%w: it is %s", ErrState, state)
+		case now == paused:
+			return nil
+		}
+		if _, err := tx.ExecContext(ctx, "UPDATE activities SET paused = ?, updated_at = UTC_TIMESTAMP(6) WHERE id = ?", paused, id); err != nil {
+			return fmt.Errorf("update activity: %w", err)
+		}
+		changed = true
+		action := "activity.resume"
+		if paused {
+			action = "activity.pause"
+		}
+		return audit.Write(ctx, tx, by, audit.Entry{
+			Action: action, Subject: id, Result: "done", Before: map[string]bool{"paused": now}, After: map[string]bool{"paused": paused},
+		})
+	})
+	if err != nil {
+		return false, fmt.Errorf("pause activity %s: %w", id, err)
+	}
+	return changed, s.pushPaused(ctx, id)
+}
+
+// pushPaused tells every bucket what MySQL says, and looks again afterwards: somebody who pushed an
+// older value meanwhile did so before his own second look, so the last push is the right one.
+func (s *Service) pushPaused(ctx context.Context, id string) error {
+	d, err := s.Load(ctx, id)
+	if err != nil {
+		return err
+	}
+	for {
+		a, err := d.Stock()
+		if err != nil {
+			return err
+		}
+		if err := s.redis.SetPaused(ctx, a, d.Paused); err != nil {
+			return fmt.Errorf("pause activity %s in redis: %w", id, err)
+		}
+		again, err := s.Load(ctx, id)
+		if err != nil {
+			return err
+		}
+		if again.Paused == d.Paused {
+			return nil
+		}
+		d = again
+	}
+}
