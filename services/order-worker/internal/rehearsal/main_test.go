@@ -1,0 +1,9 @@
+package rehearsal
+
+import (
+	"testing"
+
+	"seckill/pkg/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.VerifyNoLeaks(m) }
