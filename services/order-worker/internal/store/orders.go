@@ -1,0 +1,166 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"slices"
+	"time"
+
+	"seckill/pkg/order"
+)
+
+// Querier is what both the pool and a transaction can do.
+type Querier interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+const orderColumns = "id,activity_id,user_id,sku_id,region,pool,quantity,unit_price_minor,amount_minor,currency," +
+	"status,reason,origin,epoch,payment_timeout_s,reserved_at,pay_before,idem_key,idem_digest,created_at,updated_at"
+
+// NewOrder is the row of an order's content in the given state. CreatedAt and UpdatedAt are set by
+// the database when it is inserted.
+func NewOrder(o order.Order, status order.Status, reason, origin string) (*Order, error) {
+	amount, err := o.AmountMinor()
+	if err != nil {
+		return nil, fmt.Errorf("order %s: %w", o.ID, err)
+	}
+	return &Order{
+		ID: o.ID.String(), ActivityID: o.ID.Activity, UserID: o.User, SKUID: o.SKU, Region: o.Region, Pool: o.Pool,
+		Quantity: o.Quantity, UnitPriceMinor: o.UnitPriceMinor, AmountMinor: amount, Currency: o.Currency,
+		Status: status, Reason: reason, Origin: origin, Epoch: o.Epoch,
+		PaymentTimeoutS: int(o.PaymentTimeout / time.Second), ReservedAt: o.ReservedAt, PayBefore: o.PayBefore,
+		IdemKey: o.IdemKey, IdemDigest: o.IdemDigest,
+	}, nil
+}
+
+// BareOrder is a tombstone of which only the id is known (R5, R18).
+func BareOrder(id order.ID, status order.Status, reason string, at time.Time) *Order {
+	return &Order{ID: id.String(), ActivityID: id.Activity, Status: status, Reason: reason, Origin: OriginBare, ReservedAt: at, PayBefore: at}
+}
+
+// SameContent reports whether a message that names the row's id is a duplicate of it: same user,
+// activity, sku, pool and quantity. Of a bare tombstone nothing but the id is known.
+func (o *Order) SameContent(c order.Order) bool {
+	return o.Origin == OriginBare ||
+		o.UserID == c.User && o.ActivityID == c.ID.Activity && o.SKUID == c.SKU && o.Quantity == c.Quantity && o.Pool == c.Pool
+}
+
+// Orders reads rows by id; what is not there is absent from the answer. With lock the rows stay
+// locked until the transaction ends, in the order of their ids.
+func Orders(ctx context.Context, q Querier, ids []string, lock bool) (map[string]*Order, error) {
+	out := make(map[string]*Order, len(ids))
+	sorted := slices.Clone(ids)
+	slices.Sort(sorted)
+	sorted = slices.Compact(sorted)
+	err := chunks(sorted, func(ids []string) error {
+		w := sqlBuf{}
+		// The index is forced: for a small table the optimizer would rather scan it, and a locking
+		// scan waits for rows that are none of ours.
+		w.raw("SELECT ").raw(orderColumns).raw(" FROM orders FORCE INDEX (PRIMARY) WHERE id IN ").list(ids)
+		if lock {
+			w.raw(" ORDER BY id FOR UPDATE")
+		}
+		rows, err := q.QueryContext(ctx, w.String())
+		if err != nil {
+			return fmt.Errorf("read orders: %w", err)
+		}
+		return scanOrders(rows, func(o *Order) { out[o.ID] = o })
+	})
+	return out, err
+}
+
+func scanOrders(rows *sql.Rows, each func(*Order)) error {
+	defer rows.Close() //nolint:errcheck // Err says what went wrong
+	for rows.Next() {
+		o := &Order{}
+		var status string
+		if err := rows.Scan(&o.ID, &o.ActivityID, &o.UserID, &o.SKUID, &o.Region, &o.Pool, &o.Quantity, &o.UnitPriceMinor,
+			&o.AmountMinor, &o.Currency, &status, &o.Reason, &o.Origin, &o.Epoch, &o.PaymentTimeoutS, &o.ReservedAt,
+			&o.PayBefore, &o.IdemKey, &o.IdemDigest, &o.CreatedAt, &o.UpdatedAt); err != nil {
+			return fmt.Errorf("read orders: %w", err)
+		}
+		st, err := order.ParseStatus(status)
+		if err != nil {
+			return fmt.Errorf("read order %s: %w", o.ID, err)
+		}
+		o.Status = st
+		each(o)
+	}
+	if err := rows.Err(); err != nil {
+		return fmt.Errorf("read orders: %w", err)
+	}
+	return nil
+}
+
+// InsertOrders writes rows plainly: one that is there already fails the statement with a duplicate
+// key, and the caller rolls back and reads again (R13).
+func InsertOrders(ctx context.Context, q Querier, rows []*Order) error {
+	return chunks(rows, func(rows []*Order) error {
+		w := sqlBuf{b: make([]byte, 0, 400*len(rows))}
+		w.raw("INSERT INTO orders (").raw(orderColumns).raw(") VALUES ")
+		for i, o := range rows {
+			if i > 0 {
+				w.comma()
+			}
+			w.raw("(").str(o.ID).comma().str(o.ActivityID).comma().str(o.UserID).comma().str(o.SKUID).comma().str(o.Region).comma().str(o.Pool).
+				comma().num(int64(o.Quantity)).comma().num(o.UnitPriceMinor).comma().num(o.AmountMinor).comma().str(o.Currency).
+				comma().str(string(o.Status)).comma().str(o.Reason).comma().str(o.Origin).comma().num(int64(o.Epoch)). //nolint:gosec // checked by the decoder
+				comma().num(int64(o.PaymentTimeoutS)).comma().time(o.ReservedAt).comma().time(o.PayBefore).
+				comma().str(o.IdemKey).comma().str(o.IdemDigest).raw(",UTC_TIMESTAMP(6),UTC_TIMESTAMP(6))")
+		}
+		if _, err := q.ExecContext(ctx, w.String()); err != nil {
+			return fmt.Errorf("insert %d orders: %w", len(rows), err)
+		}
+		return nil
+	})
+}
+
+// MoveOrders sets the state of rows that are all in state from, and reports how many were.
+func MoveOrders(ctx context.Context, q Querier, ids []string, from, to order.Status, reason string) (int, error) {
+	total := 0
+	err := chunks(ids, func(ids []string) error {
+		w := sqlBuf{}
+		w.raw("UPDATE orders SET status=").str(string(to)).raw(",reason=").str(reason).
+			raw(",updated_at=UTC_TIMESTAMP(6) WHERE id IN ").list(ids).raw(" AND status=").str(string(from))
+		res, err := q.ExecContext(ctx, w.String())
+		if err != nil {
+			return fmt.Errorf("set %d orders to %s: %w", len(ids), to, err)
+		}
+		n, err := res.RowsAffected()
+		if err != nil {
+			return fmt.Errorf("set %d orders to %s: %w", len(ids), to, err)
+		}
+		total += int(n)
+		return nil
+	})
+	return total, err
+}
+
+// OrdersDue reads ids of pending orders whose payment time has been over for at least grace, oldest
+// first.
+func (s *Store) OrdersDue(ctx context.Context, grace time.Duration, limit int) ([]string, error) {
+	rows, err := s.db.QueryContext(ctx, "SELECT id FROM orders WHERE status='pending' AND pay_before < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND ORDER BY pay_before LIMIT ?",
+		grace.Microseconds(), limit)
+	if err != nil {
+		return nil, fmt.Errorf("read orders due: %w", err)
+	}
+	return scanStrings(rows, "read orders due")
+}
+
+func scanStrings(rows *sql.Rows, what string) ([]string, error) {
+	defer rows.Close() //nolint:errcheck // Err says what went wrong
+	var out []string
+	for rows.Next() {
+		var v string
+		if err := rows.Scan(&v); err != nil {
+			return nil, fmt.Errorf("%s: %w", what, err)
+		}
+		out = append(out, v)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	return out, nil
+}
