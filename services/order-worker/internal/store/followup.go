@@ -21,7 +21,7 @@ func Owe(ctx context.Context, q Querier, kind string, due []*Order, after time.D
 			}
 			w.raw("(").str(kind).comma().str(o.ID).comma().str(o.ActivityID).raw(",UTC_TIMESTAMP(6)+INTERVAL ").num(after.Microseconds()).raw(" MICROSECOND,UTC_TIMESTAMP(6))")
 		}
-		w.raw(" ON DUPLICATE KEY UPDATE next_at=VALUES(next_at)")
+		w.raw(" ON DUPLICATE KEY UPDATE next_at=GREATEST(next_at,VALUES(next_at))")
 		if _, err := q.ExecContext(ctx, w.String()); err != nil {
 			return fmt.Errorf("note %d compensations: %w", len(due), err)
 		}
@@ -273,7 +273,13 @@ func (s *Store) ApplyKept(ctx context.Context, orderIDs []string) (rows map[stri
 			}
 			rows[o.ID] = o
 		}
-		return nil
+		owed := make([]*Order, 0, len(due))
+		for id := range due {
+			owed = append(owed, rows[id])
+		}
+		// The message that brings us here may be the order's: when it comes again nothing is kept
+		// any more, so what is still to be told to Redis is noted.
+		return Owe(ctx, tx, CompensateRefundDue, owed, 30*time.Second)
 	})
 	if err != nil {
 		return nil, nil, err

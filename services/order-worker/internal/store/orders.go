@@ -117,6 +117,17 @@ func InsertOrders(ctx context.Context, q Querier, rows []*Order) error {
 	})
 }
 
+// CompleteTombstone fills in the content of a bare tombstone from the order's own message.
+func CompleteTombstone(ctx context.Context, q Querier, o *Order) error {
+	if _, err := q.ExecContext(ctx, "UPDATE orders SET user_id=?, sku_id=?, region=?, pool=?, quantity=?, unit_price_minor=?, amount_minor=?, currency=?, "+
+		"origin=?, epoch=?, payment_timeout_s=?, reserved_at=?, pay_before=?, idem_key=?, idem_digest=?, updated_at=UTC_TIMESTAMP(6) WHERE id=? AND origin=?",
+		o.UserID, o.SKUID, o.Region, o.Pool, o.Quantity, o.UnitPriceMinor, o.AmountMinor, o.Currency,
+		OriginTombstone, o.Epoch, o.PaymentTimeoutS, o.ReservedAt, o.PayBefore, o.IdemKey, o.IdemDigest, o.ID, OriginBare); err != nil {
+		return fmt.Errorf("complete tombstone %s: %w", o.ID, err)
+	}
+	return nil
+}
+
 // MoveOrders sets the state of rows that are all in state from, and reports how many were.
 func MoveOrders(ctx context.Context, q Querier, ids []string, from, to order.Status, reason string) (int, error) {
 	total := 0

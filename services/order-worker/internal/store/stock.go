@@ -60,6 +60,17 @@ func TakeUnits(ctx context.Context, q Querier, units map[Pool]int64) error {
 	return nil
 }
 
+// Withhold books units that were found missing.
+func Withhold(ctx context.Context, q Querier, units map[Pool]int64) error {
+	for _, p := range sortedPools(units) {
+		if _, err := q.ExecContext(ctx, "UPDATE activity_stock SET withheld=withheld+?, updated_at=UTC_TIMESTAMP(6) WHERE activity_id=? AND sku_id=? AND pool=?",
+			units[p], p.Activity, p.SKU, p.Pool); err != nil {
+			return fmt.Errorf("withhold units of %v: %w", p, err)
+		}
+	}
+	return nil
+}
+
 // ReturnUnits gives the units of orders that were live back, where MySQL says they belong: to the
 // order's own pool while that is not settled, to inventory afterwards. The UPDATE that finds out is
 // the one that locks the pool's row (R6). op is OpCancel or OpRefund. The ledger rows are written
