@@ -223,8 +223,7 @@ func (c *Client) OutboxStats(ctx context.Context, activity string, bucket int) (
 }
 
 // Levels reads what is left, sku → pool → units over all buckets, one MGET per bucket in one
-// pipeline. A missing key is left out: a pool with a key missing in any bucket counts what the
-// others have; one that is missing everywhere is absent.
+// pipeline. A pool whose key is missing in any bucket is absent: "not warmed", never "nothing left".
 func (c *Client) Levels(ctx context.Context, a *Activity) (map[string]map[string]int, error) {
 	type cell struct{ sku, pool string }
 	var cells []cell
@@ -249,6 +248,7 @@ func (c *Client) Levels(ctx context.Context, a *Activity) (map[string]map[string
 	if err := c.submit(ctx, reads...); err != nil {
 		return nil, fmt.Errorf("read stock of activity %s: %w", a.ID, err)
 	}
+	var gaps []cell
 	for _, read := range reads {
 		vals, err := read.(*redis.SliceCmd).Result()
 		if err != nil {
@@ -257,6 +257,7 @@ func (c *Client) Levels(ctx context.Context, a *Activity) (map[string]map[string
 		for i, v := range vals {
 			s, ok := v.(string)
 			if !ok {
+				gaps = append(gaps, cells[i])
 				continue
 			}
 			n, err := parseUnits(s)
@@ -268,6 +269,9 @@ func (c *Client) Levels(ctx context.Context, a *Activity) (map[string]map[string
 			}
 			out[cells[i].sku][cells[i].pool] += n
 		}
+	}
+	for _, gap := range gaps {
+		delete(out[gap.sku], gap.pool)
 	}
 	return out, nil
 }
