@@ -165,9 +165,26 @@ func (a *activities) read(ctx context.Context, id string) (*Snapshot, error) {
 	}
 	// The clock was read somewhere between request and reply: the middle halves the error.
 	after := time.Now()
+	if act.Ended && len(act.Items) == 0 {
+		// The hash is gone and the marker is left: what was known of the sale is still true.
+		if known := a.last(id); known != nil {
+			known := known.Activity
+			known.Ended, known.Settled = true, act.Settled
+			act = known
+		}
+	}
 	s := &Snapshot{Activity: act, Levels: levels, At: at, clockOffset: clock.Sub(before.Add(after.Sub(before) / 2))}
 	a.keep(id, s)
 	return s, nil
+}
+
+func (a *activities) last(id string) *Snapshot {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	if e := a.entries[id]; e != nil {
+		return e.snap.Load()
+	}
+	return nil
 }
 
 // vanished decides between an id nobody knows and an activity whose hash was lost.
@@ -258,14 +275,8 @@ func (a *activities) run(ctx context.Context) {
 }
 
 func (a *activities) freshFor(id string, d time.Duration) bool {
-	a.mu.RLock()
-	e := a.entries[id]
-	a.mu.RUnlock()
-	if e == nil {
-		return true
-	}
-	s := e.snap.Load()
-	return s != nil && s.Age() < d
+	s := a.last(id)
+	return s == nil || s.Age() < d
 }
 
 // round refreshes every snapshot that was asked for lately, a few at a time.

@@ -288,6 +288,9 @@ func (s *Service) reserve(ctx context.Context, r *Request) (stock.Reserved, erro
 	if err := permit(r.Caller, snap); err != nil {
 		return stock.Reserved{}, err
 	}
+	if snap.Ended && len(snap.Items) == 0 {
+		return stock.Reserved{}, stock.ErrEnded // only the marker is left
+	}
 	if !hasSKU(&snap.Activity, r.SKU) {
 		return stock.Reserved{}, &InvalidError{Field: "sku_id", Detail: "not part of this activity"}
 	}
@@ -322,6 +325,9 @@ func (s *Service) reserve(ctx context.Context, r *Request) (stock.Reserved, erro
 		return got, nil
 	}
 	switch {
+	case errors.Is(err, stock.ErrActivityNotFound):
+		// It was there a moment ago, so it is lost, not unknown.
+		return stock.Reserved{}, stock.ErrNotWarmed
 	case errors.Is(err, stock.ErrSoldOut):
 		if !snap.nothingLeft(r.SKU, pools) {
 			s.known.touch(r.ActivityID)

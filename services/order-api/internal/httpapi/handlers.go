@@ -179,6 +179,9 @@ func (a *api) activity(c *gin.Context) error {
 	if err != nil {
 		return err
 	}
+	if snap.Ended && len(snap.Items) == 0 {
+		return stock.ErrEnded // settled and cleaned up: only the marker is left
+	}
 	now := snap.Now()
 	phase := snap.Phase(now)
 	if !snap.Opened && phase == stock.Open {
