@@ -13,7 +13,8 @@
 // may also be read from a file: SECKILL_REDIS_PASSWORD_FILE, --redis-password-file or
 // redis.password_file. An empty variable counts as not set, since orchestrators pass such.
 //
-// A tag `config:"required"` refuses a start without the setting, and `help:"…"` describes it in
+// A tag `config:"required"` refuses a start without the setting, `config:"secret"` makes a text or a
+// list of texts a secret here that its package wants as plain strings, and `help:"…"` describes it in
 // --help. A settings type with a method Validate() error has it called last.
 package config
 
@@ -186,8 +187,14 @@ func collect(v reflect.Value, path, prefix string) ([]*leaf, error) {
 			}
 			f := newLeaf(key, prefix, field)
 			f.help = sf.Tag.Get("help")
-			f.required = sf.Tag.Get("config") == "required"
-			f.secret = sf.Type == secretType || sf.Type == reflect.SliceOf(secretType)
+			for word := range strings.SplitSeq(sf.Tag.Get("config"), ",") {
+				f.required = f.required || word == "required"
+				f.secret = f.secret || word == "secret"
+			}
+			f.secret = f.secret || sf.Type == secretType || sf.Type == reflect.SliceOf(secretType)
+			if f.secret && !isTexts(sf.Type) {
+				return fmt.Errorf("settings field %s is a secret but not a text", key)
+			}
 			leaves := []*leaf{f}
 			if f.secret {
 				c := newLeaf(key+"_file", prefix, reflect.New(reflect.TypeFor[string]()).Elem())
@@ -218,6 +225,14 @@ func newLeaf(key, prefix string, v reflect.Value) *leaf {
 }
 
 func isText(t reflect.Type) bool { return reflect.PointerTo(t).Implements(textType) }
+
+// isTexts: a plain text or a list of them. Of other types a bad value would show in a message.
+func isTexts(t reflect.Type) bool {
+	if t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	return t == secretType || (t.Kind() == reflect.String && !isText(t))
+}
 
 func settable(t reflect.Type) bool {
 	if t.Kind() == reflect.Slice && !isText(t) {
@@ -415,7 +430,7 @@ func (f *leaf) kind() string {
 		return "list"
 	case t == durationType:
 		return "duration"
-	case t == secretType:
+	case f.secret:
 		return "secret"
 	case isText(t), t.Kind() == reflect.String:
 		return "string"
@@ -490,7 +505,7 @@ func setOne(v reflect.Value, raw any, typed bool) error {
 			return errors.New("is not a text: put it in quotes")
 		}
 	}
-	// A bad value is quoted in the message, a secret one never: for that type nothing is bad.
+	// A bad value is quoted in the message. A secret never is: as a text, none is bad.
 	switch {
 	case isText(t):
 		if err := v.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(text)); err != nil {

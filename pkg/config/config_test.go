@@ -45,6 +45,7 @@ type sample struct {
 	} `mapstructure:"rabbitmq"`
 	Payment struct {
 		Secrets []Secret `mapstructure:"secrets"`
+		Old     string   `mapstructure:"old" config:"secret"`
 	} `mapstructure:"payment"`
 	Log struct {
 		Level slog.Level `mapstructure:"level"`
@@ -68,7 +69,7 @@ redis:
   password: file
   tls: {enabled: false, share: 0.1, port: 1}
 rabbitmq: {url: "amqp://file", tiers: [1s]}
-payment: {secrets: [file]}
+payment: {secrets: [file], old: file}
 log: {level: warn}
 `
 
@@ -107,6 +108,7 @@ func TestEverySettingIsTakenFromTheEnvironmentAndFromFlags(t *testing.T) {
 		{"SECKILL_RABBITMQ_URL", "rabbitmq-url", "amqp://u:" + password + "@h/", func(s sample) any { return s.RabbitMQ.URL.Reveal() }, "amqp://u:" + password + "@h/"},
 		{"SECKILL_RABBITMQ_TIERS", "rabbitmq-tiers", "1s,15m", func(s sample) any { return s.RabbitMQ.Tiers }, []time.Duration{time.Second, 15 * time.Minute}},
 		{"SECKILL_PAYMENT_SECRETS", "payment-secrets", "one,two", func(s sample) any { return s.Payment.Secrets }, []Secret{"one", "two"}},
+		{"SECKILL_PAYMENT_OLD", "payment-old", password, func(s sample) any { return s.Payment.Old }, password},
 		{"SECKILL_LOG_LEVEL", "log-level", "debug", func(s sample) any { return s.Log.Level }, slog.LevelDebug},
 	}
 	leaves, err := collect(reflect.ValueOf(new(sample)).Elem(), "", "SECKILL")
@@ -312,6 +314,7 @@ func TestPrintedConfigHoldsNoSecretAndCanBeReadBack(t *testing.T) {
 	t.Setenv("SECKILL_RABBITMQ_URL", "amqp://u:"+password+"@h/")
 	t.Setenv("SECKILL_PAYMENT_SECRETS", password+",x")
 	t.Setenv("SECKILL_REDIS_DB", "4")
+	t.Setenv("SECKILL_PAYMENT_OLD", password)
 	var out bytes.Buffer
 	o := quiet(t, "--print-config", "--http-read-timeout=3s")
 	o.Output = &out

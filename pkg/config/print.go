@@ -22,7 +22,7 @@ func (l *loader) print() error {
 		for _, section := range parts[:len(parts)-1] {
 			at = child(at, section)
 		}
-		value, err := node(f.value)
+		value, err := node(f.value, f.secret)
 		if err != nil {
 			return fmt.Errorf("print %s: %w", f.key, err)
 		}
@@ -48,19 +48,21 @@ func child(m *yaml.Node, name string) *yaml.Node {
 	return c
 }
 
-func node(v reflect.Value) (*yaml.Node, error) {
+func node(v reflect.Value, secret bool) (*yaml.Node, error) {
 	n := &yaml.Node{}
 	switch {
 	case v.Kind() == reflect.Slice && !isText(v.Type()):
 		n.Kind, n.Style = yaml.SequenceNode, yaml.FlowStyle
 		for i := range v.Len() {
-			item, err := node(v.Index(i))
+			item, err := node(v.Index(i), secret)
 			if err != nil {
 				return nil, err
 			}
 			n.Content = append(n.Content, item)
 		}
 		return n, nil
+	case secret:
+		return n, n.Encode(Secret(v.String()).String())
 	case v.Type() == durationType:
 		return n, n.Encode(time.Duration(v.Int()).String())
 	default:

@@ -14,7 +14,7 @@ import (
 type Config struct {
 	// URL is amqp:// or amqps://user:password@host:port/vhost. Characters of user and password need
 	// not be percent-encoded. It is a secret: it never appears in an error or a log line.
-	URL string `mapstructure:"url"`
+	URL string `mapstructure:"url" config:"secret"`
 	// Name is shown by the broker for our connections. Default "seckill".
 	Name string `mapstructure:"name"`
 	// DelayTiers are the delay queues, whole seconds, each once. Default 1s 5s 15s 1m 5m 15m 30m.

@@ -32,10 +32,10 @@ type Config struct {
 	DB         int      `mapstructure:"db"`    // 0 in mode cluster
 	MasterName string   `mapstructure:"master_name"`
 	Username   string   `mapstructure:"username"`
-	Password   string   `mapstructure:"password"`
+	Password   string   `mapstructure:"password" config:"secret"`
 	// SentinelUsername and SentinelPassword are for the sentinels themselves.
 	SentinelUsername string `mapstructure:"sentinel_username"`
-	SentinelPassword string `mapstructure:"sentinel_password"`
+	SentinelPassword string `mapstructure:"sentinel_password" config:"secret"`
 	Prefix           string `mapstructure:"prefix"` // before every key; empty in production, for tests
 
 	TLS       bool   `mapstructure:"tls"`
