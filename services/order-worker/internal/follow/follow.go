@@ -38,6 +38,7 @@ type records interface {
 type broker interface {
 	Send(ctx context.Context, exchange string, m messaging.Message) *messaging.Pending
 	Tier(d time.Duration) time.Duration
+	Tiers() []time.Duration
 }
 
 // compensationDelay is when the sweep looks after a release that its own message has not carried
@@ -139,6 +140,32 @@ func (f *Follower) Schedule(ctx context.Context, rows []*store.Order) error {
 		t := f.broker.Tier(o.PayBefore.Sub(now))
 		tiers[t] = append(tiers[t], content)
 	}
+	return f.delay(ctx, tiers)
+}
+
+// Postpone puts order.expired that came too early into the largest delay tier that fits into what is
+// left by the database's clock (R16): the last step towards the deadline is a short one.
+func (f *Follower) Postpone(ctx context.Context, orders []order.Order, now time.Time) error {
+	if len(orders) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	tiers := map[time.Duration][]order.Order{}
+	all := f.broker.Tiers()
+	for _, o := range orders {
+		t := all[0]
+		for _, tier := range all {
+			if tier <= o.PayBefore.Sub(now) {
+				t = tier
+			}
+		}
+		tiers[t] = append(tiers[t], o)
+	}
+	return f.delay(ctx, tiers)
+}
+
+func (f *Follower) delay(ctx context.Context, tiers map[time.Duration][]order.Order) error {
 	var waits []*messaging.Pending
 	for tier, orders := range tiers {
 		for len(orders) > 0 {
@@ -166,10 +193,13 @@ func (f *Follower) confirm(ctx context.Context, cs []stock.Confirmation) error {
 	ctx, cancel := context.WithTimeout(ctx, redisTimeout)
 	defer cancel()
 	outs, err := f.records.Confirm(ctx, cs)
-	if err != nil {
+	if err != nil && !onlyCorrupt(err) {
 		return fmt.Errorf("confirm %d orders in redis: %w", len(cs), err)
 	}
 	for i, out := range outs {
+		if out == 0 && err != nil {
+			out = stock.Mismatch
+		}
 		switch out {
 		case stock.Applied, stock.Already, stock.NoRecord:
 			// NoRecord: Redis has forgotten it, or the sale was cleaned up. Status scripts create no
@@ -182,6 +212,13 @@ func (f *Follower) confirm(ctx context.Context, cs []stock.Confirmation) error {
 		}
 	}
 	return nil
+}
+
+// onlyCorrupt says that all that failed are values in Redis of the wrong type or shape. Trying again
+// cannot help, and one such value must not hold up the orders beside it.
+func onlyCorrupt(err error) bool {
+	return errors.Is(err, stock.ErrCorrupt) && !errors.Is(err, stock.ErrUnavailable) && !errors.Is(err, stock.ErrUnknownOutcome) &&
+		!errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled)
 }
 
 // Release gives back in Redis what final rows held there, with the row's state and reason, and
@@ -229,10 +266,15 @@ func (f *Follower) release(ctx context.Context, rows []*store.Order) (stuck []*s
 	}
 	if len(rs) > 0 {
 		outs, err := f.records.Release(rctx, rs)
-		if err != nil {
+		if err != nil && !onlyCorrupt(err) {
 			return nil, fmt.Errorf("release %d orders in redis: %w", len(rs), err)
 		}
 		for i, out := range outs {
+			if out == 0 && err != nil {
+				f.Drift("record", rs[i].Quantity)
+				f.log.ErrorContext(ctx, "redis record cannot be read, its release is kept for later", "order_id", of[i].ID, "error", err)
+				out = stock.NoStockKey
+			}
 			switch out {
 			case stock.Applied, stock.Already, stock.NoRecord:
 				done = append(done, of[i].ID)

@@ -187,7 +187,7 @@ func book(ctx context.Context, tx *store.Tx, list []arrived) (booking, error) {
 			out.repeated++
 			p = was
 		} else {
-			p.Status = store.PaymentKept
+			p.Status, p.Reason = store.PaymentKept, ""
 			if o != nil {
 				var pays bool
 				if p.Status, p.Reason, pays = p.Decide(o); pays {

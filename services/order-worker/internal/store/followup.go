@@ -156,6 +156,8 @@ func (p *Payment) Decide(o *Order) (status, reason string, pays bool) {
 		return PaymentRefundDue, DueSecond, false
 	case o.Status == order.Refunded:
 		return PaymentRefundDue, DueRefunded, false
+	case o.Reason == order.ReasonOrderLost:
+		return PaymentRefundDue, DueLost, false
 	default:
 		return PaymentRefundDue, DueLate, false
 	}
@@ -217,6 +219,30 @@ func InsertPayments(ctx context.Context, q Querier, ps []*Payment) error {
 func SetPayment(ctx context.Context, q Querier, id, from, to, reason string) error {
 	if _, err := q.ExecContext(ctx, "UPDATE payments SET status=?, reason=?, updated_at=UTC_TIMESTAMP(6) WHERE transaction_id=? AND status=?", to, reason, id, from); err != nil {
 		return fmt.Errorf("set payment %s to %s: %w", id, to, err)
+	}
+	return nil
+}
+
+// RefundPayments makes the money of refunded orders due.
+func RefundPayments(ctx context.Context, q Querier, rows []*Order) error {
+	ids := make([]string, len(rows))
+	for i, o := range rows {
+		ids[i] = o.ID
+	}
+	return chunks(ids, func(ids []string) error {
+		w := sqlBuf{}
+		w.raw("UPDATE payments SET status='refund_due', reason=").str(DueRefunded).raw(", updated_at=UTC_TIMESTAMP(6) WHERE order_id IN ").list(ids).raw(" AND status='applied'")
+		if _, err := q.ExecContext(ctx, w.String()); err != nil {
+			return fmt.Errorf("make payments of %d refunded orders due: %w", len(ids), err)
+		}
+		return nil
+	})
+}
+
+// TouchPayment lets a kept payment wait once more.
+func (s *Store) TouchPayment(ctx context.Context, id string) error {
+	if _, err := s.db.ExecContext(ctx, "UPDATE payments SET updated_at=UTC_TIMESTAMP(6) WHERE transaction_id=? AND status='kept'", id); err != nil {
+		return fmt.Errorf("let payment %s wait: %w", id, err)
 	}
 	return nil
 }
