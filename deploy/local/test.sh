@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Runs the tests of every module against the services that make up prepared. All modules run; one
+# that fails makes the whole fail at the end.
+#   usage: test.sh [go test flags...]
+. "$(dirname "$0")/lib.sh"
+# shellcheck disable=SC1091
+. "$run/env"
+# Tests say themselves where they connect; the programs' settings are not for them.
+unset SECKILL_REDIS_ADDRS SECKILL_REDIS_PREFIX SECKILL_RABBITMQ_URL SECKILL_MYSQL_DSN SECKILL_AUTH_JWT_SECRET \
+  SECKILL_PAYMENT_SECRETS SECKILL_ADMIN_TOKENS SECKILLCTL_TOKEN_FILE SECKILLCTL_SERVER
+
+cd "$root"
+failed=()
+test_in() { # module flags...
+  local dir=$1
+  shift
+  echo "== $dir"
+  (cd "$dir" && go test -race -count=1 -timeout "${TEST_TIMEOUT:-20m}" "$@" ./...) || failed+=("$dir")
+}
+for dir in $(go list -m -f '{{.Dir}}'); do
+  dir=${dir#"$root"/}
+  case $dir in
+  services/acceptance) test_in "$dir" -tags failpoints "$@" ;;
+  *) test_in "$dir" "$@" ;;
+  esac
+done
+echo "== pkg/failpoint, fail points built in"
+(cd pkg && go test -race -count=1 -tags failpoints "$@" ./failpoint) || failed+=("pkg/failpoint")
+
+if [[ ${#failed[@]} -gt 0 ]]; then
+  echo "FAILED: ${failed[*]}"
+  exit 1
+fi
+echo "all modules passed"
