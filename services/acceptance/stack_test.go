@@ -46,9 +46,11 @@ type options struct {
 	apis, workers int
 	redis         *testkit.Server       // private
 	rabbit        *testkit.RabbitServer // private
+	redisEnv      *testkit.RedisEnv     // made by the test
+	amqpURL       string                // likewise
 	redisAddr     string                // what order-api dials, e.g. a proxy
 	rabbitURL     string                // likewise
-	workerMySQL   string                // host:port that the worker dials for MySQL
+	mysqlProxy    bool                  // the workers dial MySQL through stack.mysql
 	apiEnv        map[string]string
 	workerEnv     map[string]string
 	cold          bool // start nothing: the test does
@@ -62,26 +64,31 @@ type stack struct {
 	db      *sql.DB
 	rdb     *redis.Client
 	stock   *stock.Client
+	mysql   *testkit.Proxy // with options.mysqlProxy
 	prefix  string
 	amqpURL string
 	client  *http.Client
 
 	tokenFile string
-	names     atomic.Int64
+	names     *atomic.Int64
 }
 
 func newStack(t testing.TB, o options) *stack {
 	t.Helper()
-	s := &stack{t: t}
+	s := &stack{t: t, names: &atomic.Int64{}}
 	redisEnv := testkit.RedisEnv{}
 	if o.redis != nil {
 		redisEnv.Addr = o.redis.Addr
+	} else if o.redisEnv != nil {
+		redisEnv = *o.redisEnv
 	} else {
 		redisEnv = testkit.Redis(t)
 	}
 	s.prefix = redisEnv.Prefix
 	if o.rabbit != nil {
 		s.amqpURL = o.rabbit.URL
+	} else if o.amqpURL != "" {
+		s.amqpURL = o.amqpURL
 	} else {
 		s.amqpURL = testkit.RabbitMQ(t)
 	}
@@ -120,12 +127,13 @@ func newStack(t testing.TB, o options) *stack {
 		maps.Copy(env, o.apiEnv)
 		s.apis = append(s.apis, newProcess(t, "order-api-"+strconv.Itoa(i), built.api, env["SECKILL_METRICS_ADDR"], env))
 	}
-	if o.workerMySQL != "" {
+	if o.mysqlProxy {
 		cfg, err := mysql.ParseDSN(dsn)
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg.Addr = o.workerMySQL
+		s.mysql = testkit.NewProxy(t, cfg.Addr)
+		cfg.Addr = s.mysql.Addr
 		dsn = cfg.FormatDSN()
 	}
 	for i := range max(o.workers, 1) {
@@ -152,6 +160,13 @@ func newStack(t testing.TB, o options) *stack {
 		}
 	}
 	return s
+}
+
+// with is the same stack, speaking to a subtest.
+func (s *stack) with(t testing.TB) *stack {
+	c := *s
+	c.t = t
+	return &c
 }
 
 // fastWorker shortens the intervals that a test would have to sit through.
@@ -268,7 +283,27 @@ func (s *stack) broker() *amqp.Channel {
 	return ch
 }
 
-// ready counts what lies in a queue undelivered.
+// publish puts a message on the events exchange and waits for its confirm.
+func (s *stack) publish(key, id string, body []byte) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	ch := s.broker()
+	if err := ch.Confirm(false); err != nil {
+		s.t.Fatal(err)
+	}
+	confirm, err := ch.PublishWithDeferredConfirmWithContext(ctx, "seckill.events", key, true, false, amqp.Publishing{
+		MessageId: id, Type: key, ContentType: "application/x-protobuf", DeliveryMode: amqp.Persistent, Timestamp: time.Now(), Body: body,
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if ok, err := confirm.WaitContext(ctx); err != nil || !ok {
+		s.t.Fatalf("publish %s: confirmed %v, %v", id, ok, err)
+	}
+}
+
+// depth counts what lies in a queue undelivered.
 func (s *stack) depth(queue string) int {
 	s.t.Helper()
 	conn, err := amqp.Dial(s.amqpURL)

@@ -1,0 +1,173 @@
+package acceptance
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"seckill/pkg/testkit"
+)
+
+// report is rehearse's last line.
+type report struct {
+	Buyers, Accepted, Persisted, Paid, Cancelled, Expired, Rejected, Replayed int
+	SoldOut                                                                   int `json:"sold_out"`
+	DeadLettered                                                              int `json:"dead_lettered"`
+	Oversold, Lost, Duplicated, Drift                                         int
+}
+
+const saleYAML = `
+id: rehearsed
+name: A rehearsed sale
+starts_at: 2030-01-01T10:00:00+08:00
+ends_at: 2030-01-01T12:00:00+08:00
+per_user_limit: 2
+payment_timeout: 15m
+currency: EUR
+buckets: 2
+items:
+  - sku_id: sku
+    price_minor: 1999
+    pools: {beijing: 30, national: 70}
+region_fallback: {beijing: [national], shanghai: [national]}
+`
+
+// rehearse runs seckillctl rehearse; sabotage happens when the system is quiet, before the check.
+func (s *stack) rehearse(sabotage func(activity string)) (report, int, string) {
+	s.t.Helper()
+	dir := s.t.TempDir()
+	file, pause := filepath.Join(dir, "sale.yaml"), filepath.Join(dir, "pause")
+	if err := os.WriteFile(file, []byte(saleYAML), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	args := []string{"rehearse", "-f", file, "--buyers", "400", "--concurrency", "32", "--payment-timeout", "5s", "--seed", "7"}
+	if sabotage != nil {
+		args = append(args, "--pause-before-check", pause)
+	}
+	type result struct {
+		out, errOut string
+		code        int
+	}
+	done := make(chan result, 1)
+	go func() {
+		out, errOut, code := s.ctl(args...)
+		done <- result{out, errOut, code}
+	}()
+	if sabotage != nil {
+		var activity string
+		testkit.Eventually(s.t, 2*time.Minute, func() error {
+			select {
+			case r := <-done:
+				s.t.Fatalf("rehearse ended with code %d before its check:\n%s%s", r.code, r.out, r.errOut)
+			default:
+			}
+			raw, err := os.ReadFile(pause)
+			activity = string(raw)
+			if err == nil && activity == "" {
+				err = errors.New("not written yet")
+			}
+			return err
+		})
+		sabotage(activity)
+		if err := os.Remove(pause); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	r := <-done
+	lines := strings.Split(strings.TrimSpace(r.out), "\n")
+	var rep report
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &rep); err != nil {
+		s.t.Fatalf("the last line is no JSON (code %d): %v\n%s\n%s", r.code, err, r.out, r.errOut)
+	}
+	return rep, r.code, r.out
+}
+
+// A rehearsal against the real programs keeps every promise, and each kind of damage is found.
+func TestRehearsalFindsEachSabotage(t *testing.T) {
+	t.Parallel()
+	s := newStack(t, options{apis: 2, workers: 2})
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	inventory := s.count("SELECT COUNT(*) FROM inventory")
+
+	rep, code, out := s.rehearse(nil)
+	if code != 0 || rep.Oversold+rep.Lost+rep.Duplicated+rep.Drift != 0 {
+		t.Fatalf("code %d:\n%s", code, out)
+	}
+	if rep.Buyers != 400 || rep.Accepted < 100 || rep.Persisted < rep.Accepted || rep.Paid == 0 || rep.Cancelled == 0 || rep.Expired == 0 ||
+		rep.SoldOut == 0 || rep.DeadLettered != 1 || rep.Replayed != 1 || rep.Rejected != 0 {
+		t.Errorf("report %+v", rep)
+	}
+	if s.count("SELECT COUNT(*) FROM inventory") != inventory {
+		t.Error("the rehearsal touched the inventory")
+	}
+
+	for _, tt := range []struct {
+		name   string
+		damage func(activity string)
+		figure func(report) int
+	}{
+		{"an extra unit in Redis", func(a string) {
+			if err := s.rdb.Incr(ctx, s.prefix+"seckill:stock:{"+a+":0}:sku:national").Err(); err != nil {
+				t.Fatal(err)
+			}
+		}, func(r report) int { return r.Drift }},
+		{"a deleted row", func(a string) {
+			if n := s.exec("DELETE FROM orders WHERE activity_id = ? AND status = 'paid' LIMIT 1", a); n != 1 {
+				t.Fatalf("deleted %d rows", n)
+			}
+		}, func(r report) int { return r.Lost }},
+		{"a doubled row", func(a string) {
+			cols := "activity_id,user_id,sku_id,region,pool,quantity,unit_price_minor,amount_minor,currency,status,reason,origin,epoch,payment_timeout_s,reserved_at,pay_before,idem_key,idem_digest,created_at,updated_at"
+			if n := s.exec(fmt.Sprintf("INSERT INTO orders (id,%s) SELECT CONCAT(LEFT(id, CHAR_LENGTH(id)-4), 'ZZZZ'),%s FROM orders WHERE activity_id = ? AND idem_key <> '' LIMIT 1", cols, cols), a); n != 1 {
+				t.Fatalf("doubled %d rows", n)
+			}
+		}, func(r report) int { return r.Duplicated }},
+		{"a changed counter", func(a string) {
+			if n := s.exec("UPDATE activity_stock SET available = available + 1 WHERE activity_id = ? AND pool = 'beijing'", a); n != 1 {
+				t.Fatalf("changed %d rows", n)
+			}
+		}, func(r report) int { return r.Drift }},
+		{"more sold than there was", func(a string) {
+			if n := s.exec("UPDATE activity_stock SET allocated = 1 WHERE activity_id = ? AND pool = 'national'", a); n != 1 {
+				t.Fatalf("changed %d rows", n)
+			}
+		}, func(r report) int { return r.Oversold }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			rep, code, out := s.rehearse(tt.damage)
+			if tt.figure(rep) < 1 || code != 5 {
+				t.Errorf("code %d, figure %d:\n%s", code, tt.figure(rep), out)
+			}
+		})
+	}
+}
+
+// Usage errors are 2, and nothing is sent.
+func TestRehearseRefusesWhatMakesNoSense(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "sale.yaml")
+	if err := os.WriteFile(file, []byte(saleYAML), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"rehearse"}, {"rehearse", "-f", file, "--buyers", "0"}, {"rehearse", "-f", file, "--pay-share", "2"},
+		{"rehearse", "-f", file, "--api", "nowhere"}, {"rehearse", "-f", file, "extra"}, {"rehearse", "-f", file, "--buyers", "many"},
+	} {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		cmd := exec.CommandContext(ctx, built.ctl, args...)
+		cmd.Env = environment(map[string]string{"SECKILLCTL_TOKEN_FILE": file, "SECKILLCTL_SERVER": "http://127.0.0.1:1"}, "")
+		out, _ := cmd.CombinedOutput()
+		cancel()
+		if code := cmd.ProcessState.ExitCode(); code != 2 {
+			t.Errorf("%v: code %d: %s", args, code, out)
+		}
+	}
+}
