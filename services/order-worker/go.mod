@@ -3,14 +3,17 @@ module seckill/services/order-worker
 go 1.26.0
 
 require (
+	github.com/go-json-experiment/json v1.27.2
 	github.com/go-sql-driver/mysql v1.10.1
 	github.com/golang-jwt/jwt/v5 v5.3.1
 	github.com/golang-migrate/migrate/v4 v4.20.1
 	github.com/oklog/ulid/v2 v2.1.2
 	github.com/prometheus/client_golang v1.25.0
+	google.golang.org/protobuf v1.36.12
 	gorm.io/driver/mysql v1.6.0
 	gorm.io/gorm v1.31.2
 	seckill/pkg v0.0.0
+	seckill/proto v0.0.0-00010101000000-000000000000
 )
 
 require (
@@ -30,9 +33,7 @@ require (
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/sys v0.48.0 // indirect
 	golang.org/x/text v0.42.0 // indirect
-	google.golang.org/protobuf v1.36.12 // indirect
 	seckill/lua v0.0.0-00010101000000-000000000000 // indirect
-	seckill/proto v0.0.0-00010101000000-000000000000 // indirect
 )
 
 replace (

@@ -1,0 +1,152 @@
+package admin
+
+import (
+	"errors"
+	"net/http"
+
+	"seckill/pkg/adminapi"
+	"seckill/pkg/order"
+	"seckill/pkg/sale"
+	"seckill/pkg/stock"
+	"seckill/services/order-worker/internal/activity"
+)
+
+func toActivity(d *activity.Details) (adminapi.Activity, error) {
+	plan, err := d.Plan()
+	if err != nil {
+		return adminapi.Activity{}, err
+	}
+	return adminapi.Activity{Sale: plan, State: d.State, Paused: d.Paused, WarmNumber: d.WarmWinner, Epoch: d.Epoch, CreatedAt: d.CreatedAt}, nil
+}
+
+func (s *Server) createActivity(w http.ResponseWriter, r *http.Request) error {
+	var plan sale.Sale
+	if err := Decode(r, &plan); err != nil {
+		return err
+	}
+	d, existed, err := s.deps.Activities.Create(r.Context(), plan, ActorFrom(r.Context()))
+	if err != nil {
+		return err
+	}
+	out, err := toActivity(d)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Location", "/admin/v1/activities/"+d.ID)
+	if existed {
+		return WriteJSON(w, http.StatusOK, out)
+	}
+	return WriteJSON(w, http.StatusCreated, out)
+}
+
+func (s *Server) listActivities(w http.ResponseWriter, r *http.Request) error {
+	limit, cursor, err := pageOf(r)
+	if err != nil {
+		return err
+	}
+	found, err := s.deps.Activities.List(r.Context(), cursor, limit+1)
+	if err != nil {
+		return err
+	}
+	out := adminapi.ActivityList{Activities: []adminapi.Activity{}}
+	if len(found) > limit {
+		found = found[:limit]
+		out.NextCursor = found[limit-1].ID
+	}
+	for _, d := range found {
+		a, err := toActivity(d)
+		if err != nil {
+			return err
+		}
+		out.Activities = append(out.Activities, a)
+	}
+	return WriteJSON(w, http.StatusOK, out)
+}
+
+func (s *Server) showActivity(w http.ResponseWriter, r *http.Request) error {
+	d, err := s.deps.Activities.Load(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	out, err := toActivity(d)
+	if err != nil {
+		return err
+	}
+	// What MySQL says is worth showing even when Redis does not answer.
+	out.Redis = &adminapi.ActivityRedis{}
+	switch now, err := s.deps.Activities.InRedis(r.Context(), d.ID); {
+	case errors.Is(err, stock.ErrActivityNotFound):
+	case err != nil:
+		out.Redis.Error = err.Error()
+	default:
+		*out.Redis = adminapi.ActivityRedis{Announced: true, Warm: now.Warm, Opened: now.Opened, Paused: now.Paused, Ended: now.Ended}
+	}
+	return WriteJSON(w, http.StatusOK, out)
+}
+
+func (s *Server) warmActivity(w http.ResponseWriter, r *http.Request) error {
+	id := r.PathValue("id")
+	res, err := s.deps.Activities.Warm(r.Context(), id, ActorFrom(r.Context()))
+	if err != nil {
+		return err
+	}
+	return WriteJSON(w, http.StatusOK, adminapi.WarmResult{ActivityID: id, Already: res.Already, Number: res.Number, Opened: res.Opened})
+}
+
+func (s *Server) setPaused(paused bool) HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		id := r.PathValue("id")
+		changed, err := s.deps.Activities.SetPaused(r.Context(), id, paused, ActorFrom(r.Context()))
+		if err != nil {
+			return err
+		}
+		return WriteJSON(w, http.StatusOK, adminapi.PauseResult{ActivityID: id, Paused: paused, Changed: changed})
+	}
+}
+
+func (s *Server) showStock(w http.ResponseWriter, r *http.Request) error {
+	d, err := s.deps.Activities.Load(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	levels, err := s.deps.Activities.Levels(r.Context(), d)
+	if err != nil {
+		return err
+	}
+	out := []adminapi.StockRow{}
+	for _, p := range d.Pools {
+		row := adminapi.StockRow{SKU: p.SKU, Pool: p.Pool, Allocated: p.Allocated, Available: p.Available, Withheld: p.Withheld}
+		if n, ok := levels[p.SKU][p.Pool]; ok {
+			units := int64(n)
+			row.RedisAvailable = &units
+		}
+		out = append(out, row)
+	}
+	return WriteJSON(w, http.StatusOK, out)
+}
+
+func (s *Server) listInventory(w http.ResponseWriter, r *http.Request) error {
+	rows, err := s.deps.Activities.Inventory(r.Context())
+	if err != nil {
+		return err
+	}
+	out := adminapi.InventoryList{Inventory: []adminapi.InventoryRow{}}
+	for _, row := range rows {
+		out.Inventory = append(out.Inventory, adminapi.InventoryRow{SKU: row.SKUID, Pool: row.Pool, OnHand: row.OnHand})
+	}
+	return WriteJSON(w, http.StatusOK, out)
+}
+
+func (s *Server) setInventory(w http.ResponseWriter, r *http.Request) error {
+	var row adminapi.InventoryRow
+	if err := Decode(r, &row); err != nil {
+		return err
+	}
+	if !order.ValidSKUID(row.SKU) || !order.ValidPool(row.Pool) || row.OnHand < 0 || row.OnHand > sale.MaxUnits {
+		return invalid("sku_id, pool or on_hand is not valid")
+	}
+	if _, err := s.deps.Activities.SetInventory(r.Context(), row.SKU, row.Pool, row.OnHand, ActorFrom(r.Context())); err != nil {
+		return err
+	}
+	return WriteJSON(w, http.StatusOK, row)
+}
