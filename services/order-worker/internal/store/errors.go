@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"errors"
 
 	"github.com/go-sql-driver/mysql"
@@ -46,3 +47,26 @@ func IsDuplicate(err error) bool { return errorCode(err) == codeDuplicate }
 // IsContent reports whether err blames the values that were to be written. Everything else that a
 // statement can fail with is the server's or the way's trouble: wait, spend no attempt, try again.
 func IsContent(err error) bool { return contentCodes[errorCode(err)] }
+
+// awayCodes are refusals of a server that will take us later.
+var awayCodes = map[uint16]bool{
+	1040: true, // too many connections
+	1053: true, // shutdown in progress
+	1129: true, // host blocked for too many errors
+	1203: true, // too many connections of this user
+	1205: true,
+	1213: true,
+	1290: true, // read-only
+	1836: true, // read-only
+	1927: true, // connection killed
+}
+
+// IsAway reports whether err says that the database cannot be reached, or does not take us now, as
+// opposed to refusing what was asked.
+func IsAway(err error) bool {
+	if err == nil {
+		return false
+	}
+	code := errorCode(err)
+	return code == 0 && !errors.Is(err, context.Canceled) || awayCodes[code]
+}

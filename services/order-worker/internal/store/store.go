@@ -23,7 +23,7 @@ import (
 type Config struct {
 	// DSN in go-sql-driver form. Its parameters are completed by the program: parseTime, loc and
 	// the session's time zone, isolation, SQL mode and time-outs cannot be set wrong by it.
-	DSN string `mapstructure:"dsn"`
+	DSN string `mapstructure:"dsn" config:"required,secret"`
 	// MaxOpen bounds the connections of this process. Default 16.
 	MaxOpen int `mapstructure:"max_open"`
 	// LockWait is how long a statement waits for a row lock before error 1205 ends it and the
@@ -45,6 +45,12 @@ func (c Config) WithDefaults() Config {
 		c.Retries = 10
 	}
 	return c
+}
+
+// Validate says what is wrong with the configuration, if anything.
+func (c Config) Validate() error {
+	_, err := completeDSN(c.DSN)
+	return err
 }
 
 // Store is the database. It is safe for concurrent use.
