@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # make lint: every check runs; the first line of a failing one says what to do.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 rc=0
 check() { # what to do, command...
   local advice=$1

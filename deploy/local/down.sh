@@ -10,7 +10,8 @@ for p in order-api order-worker; do
   fi
 done
 if [[ -f $run/compose ]]; then
-  (cd "$root" && SECKILL_UP_NAME=$name SECKILL_UP_PASSWORD=$password docker compose -p "$name" stop $(cat "$run/compose")) >&2
+  # shellcheck disable=SC1091,SC2046
+  (. "$run/secrets" && cd "$root" && SECKILL_UP_NAME=$name SECKILL_UP_PASSWORD=$password docker compose -p "$name" stop $(cat "$run/compose")) >&2
   say "docker compose: stopped $(tr '\n' ' ' <"$run/compose")"
   rm -f "$run/compose"
 fi

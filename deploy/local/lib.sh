@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034,SC2154
 # What the scripts behind the Makefile share. Sourced, not run.
 #
 # What can be set from outside:

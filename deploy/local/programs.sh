@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034,SC2154
 # Starting and stopping the two programs. Sourced after lib.sh by run.sh and demo.sh.
 
 # shellcheck disable=SC1091

@@ -3,14 +3,24 @@
 # May be run again at any time. Writes $run/env, which the other scripts read.
 . "$(dirname "$0")/lib.sh"
 
-compose() { (cd "$root" && docker compose -p "$name" "$@"); }
-
 engine() {
   [[ ${SECKILL_UP_DOCKER:-} != no ]] && command -v docker >/dev/null && docker compose version >/dev/null 2>&1 &&
     timeout 10 docker info >/dev/null 2>&1
 }
 
 debian_root() { [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; }
+
+# Secrets of this checkout, made once.
+if [[ ! -f $run/secrets ]]; then
+  (
+    umask 077
+    rnd() { head -c "$1" /dev/urandom | od -An -tx1 | tr -d ' \n'; }
+    token=$(rnd 24)
+    printf '%s' "$token" >"$run/admin-token"
+    printf 'export SECKILL_AUTH_JWT_SECRET=%s\nexport SECKILL_PAYMENT_SECRETS=whsec_%s\nexport SECKILL_ADMIN_TOKENS=local:operator:%s\n' \
+      "$(rnd 32)" "$(head -c 32 /dev/urandom | base64 -w0)" "$(printf '%s' "$token" | sha256sum | cut -d' ' -f1)" >"$run/secrets"
+  )
+fi
 
 # --- which way for which service ------------------------------------------------------------------
 
@@ -48,7 +58,8 @@ with_compose() {
   say "starting with docker compose: $*"
   export SECKILL_UP_NAME=$name SECKILL_UP_PASSWORD=$password
   export REDIS_PORT=${redis_addr##*:} RABBITMQ_PORT=${rabbit_addr##*:} MYSQL_PORT=${mysql_addr##*:}
-  compose up -d --wait "$@" >&2
+  # shellcheck disable=SC1091
+  (. "$run/secrets" && cd "$root" && docker compose -p "$name" up -d --wait "$@") >&2
   printf '%s\n' "$@" >>"$run/compose"
   sort -u -o "$run/compose" "$run/compose"
 }
@@ -230,18 +241,6 @@ if command -v redis-cli >/dev/null; then
 fi
 
 # --- what programs and tests read ------------------------------------------------------------------
-
-# Secrets of this checkout, made once.
-if [[ ! -f $run/secrets ]]; then
-  (
-    umask 077
-    rnd() { head -c "$1" /dev/urandom | od -An -tx1 | tr -d ' \n'; }
-    token=$(rnd 24)
-    printf '%s' "$token" >"$run/admin-token"
-    printf 'export SECKILL_AUTH_JWT_SECRET=%s\nexport SECKILL_PAYMENT_SECRETS=whsec_%s\nexport SECKILL_ADMIN_TOKENS=local:operator:%s\n' \
-      "$(rnd 32)" "$(head -c 32 /dev/urandom | base64 -w0)" "$(printf '%s' "$token" | sha256sum | cut -d' ' -f1)" >"$run/secrets"
-  )
-fi
 
 (
   umask 077

@@ -409,7 +409,7 @@ func (l *loader) warnUnknownEnv() {
 	for _, kv := range os.Environ() {
 		name, _, _ := strings.Cut(kv, "=")
 		if !strings.HasPrefix(name, prefix) || name == prefix+"CONFIG" || name == prefix+"FAILPOINTS" ||
-			strings.HasPrefix(name, prefix+"TEST_") || slices.Contains(l.o.OtherEnv, name) {
+			strings.HasPrefix(name, prefix+"TEST_") || strings.HasPrefix(name, prefix+"UP_") || slices.Contains(l.o.OtherEnv, name) {
 			continue
 		}
 		if !slices.ContainsFunc(l.leaves, func(f *leaf) bool { return f.env == name }) {
