@@ -171,7 +171,10 @@ func (s *stack) with(t testing.TB) *stack {
 
 // fastWorker shortens the intervals that a test would have to sit through.
 func fastWorker() map[string]string {
-	return map[string]string{}
+	return map[string]string{
+		"SECKILL_RELAY_INTERVAL": "200ms", "SECKILL_RELAY_AGE": "2s", "SECKILL_RELAY_MAX_BACKOFF": "5s",
+		"SECKILL_SWEEP_INTERVAL": "500ms", "SECKILL_SWEEP_GRACE": "2s", "SECKILL_RABBITMQ_RECONNECT_MAX": "1s",
+	}
 }
 
 func (s *stack) address() string {

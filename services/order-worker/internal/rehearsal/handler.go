@@ -17,6 +17,8 @@ import (
 	"seckill/pkg/messaging"
 	"seckill/pkg/order"
 	"seckill/pkg/stock"
+	"seckill/services/order-worker/internal/admin"
+	"seckill/services/order-worker/internal/audit"
 	"seckill/services/order-worker/internal/store"
 )
 
@@ -177,7 +179,7 @@ func decode(r *http.Request, into any) error {
 }
 
 // tokens makes one buyer's token for each user.
-func (h *Handler) tokens(_ context.Context, a store.Activity, r *http.Request) (any, error) {
+func (h *Handler) tokens(ctx context.Context, a store.Activity, r *http.Request) (any, error) {
 	var in struct {
 		Users []string `json:"users"`
 		TTL   string   `json:"ttl"`
@@ -207,9 +209,18 @@ func (h *Handler) tokens(_ context.Context, a store.Activity, r *http.Request) (
 		}
 		out[i] = t
 	}
+	if err := h.record(ctx, a, "rehearsal.tokens", fmt.Sprintf("%d tokens for %s", len(out), ttl)); err != nil {
+		return nil, err
+	}
 	return struct {
 		Tokens []string `json:"tokens"`
 	}{out}, nil
+}
+
+// record keeps what an operator was given. Signatures are not kept: they are good for a shadow
+// activity's own orders only, and there are thousands.
+func (h *Handler) record(ctx context.Context, a store.Activity, action, what string) error {
+	return audit.Write(ctx, h.store.SQL(), admin.ActorFrom(ctx), audit.Entry{Action: action, Subject: a.ID, Result: "done", After: what})
 }
 
 // sign signs callbacks. Only payments for orders of this very activity are signed: with anything
@@ -276,6 +287,9 @@ func (h *Handler) poison(ctx context.Context, a store.Activity, _ *http.Request)
 	if err := errors.Join(h.broker.Publish(ctx, messaging.ExchangeEvents, m)...); err != nil {
 		h.log.WarnContext(ctx, "broken message not sent", "activity_id", a.ID, "error", err)
 		return nil, &refusal{http.StatusServiceUnavailable, "temporarily_unavailable", "the broker did not take it"}
+	}
+	if err := h.record(ctx, a, "rehearsal.poison", m.ID); err != nil {
+		return nil, err
 	}
 	return struct {
 		MessageID string `json:"message_id"`
