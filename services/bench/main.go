@@ -11,10 +11,12 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -22,6 +24,8 @@ import (
 
 	"seckill/services/bench/alternatives"
 	"seckill/services/bench/internal/noop"
+	"seckill/services/bench/internal/report"
+	"seckill/services/bench/internal/scenario"
 )
 
 func main() { os.Exit(run(os.Args[1:])) }
@@ -35,6 +39,8 @@ func run(args []string) int {
 	}
 	var err error
 	switch args[0] {
+	case "run":
+		err = runBench(ctx, args[1:])
 	case "noop":
 		err = runNoop(ctx, args[1:])
 	case "alternative":
@@ -47,6 +53,46 @@ func run(args []string) int {
 		return 1
 	}
 	return 0
+}
+
+func runBench(ctx context.Context, args []string) error {
+	f := flag.NewFlagSet("run", flag.ContinueOnError)
+	long := f.Bool("long", false, "five rounds with windows of 10 s, a sale of a million units, 100,000 rollbacks")
+	out := f.String("out", "bench-results", "folder for bench.json and bench.svg")
+	root := f.String("root", ".", "root of the repository")
+	only := f.String("only", "", "parts to run, with commas: "+strings.Join(scenario.Parts, ","))
+	profile := f.String("profile", "", "folder for CPU, heap, mutex and block profiles")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if err := scenario.EnsureTool(ctx, log); err != nil {
+		return err
+	}
+	cfg := scenario.Config{Root: *root, Long: *long, Profile: *profile, Only: map[string]bool{}}
+	for part := range strings.SplitSeq(*only, ",") {
+		if part != "" {
+			cfg.Only[part] = true
+		}
+	}
+	if *profile != "" {
+		if err := os.MkdirAll(*profile, 0o750); err != nil {
+			return fmt.Errorf("make folder for profiles: %w", err)
+		}
+	}
+	var err error
+	if cfg.Scratch, err = os.MkdirTemp("", "seckill-bench-"); err != nil {
+		return fmt.Errorf("make scratch folder: %w", err)
+	}
+	figures, err := scenario.Run(ctx, cfg, log)
+	if figures != nil {
+		// What was measured before something failed is still shown.
+		err = errors.Join(err, report.Write(os.Stdout, *out, figures))
+	}
+	if err != nil {
+		return fmt.Errorf("%w (logs are in %s)", err, cfg.Scratch)
+	}
+	return os.RemoveAll(cfg.Scratch)
 }
 
 func runNoop(ctx context.Context, args []string) error {

@@ -30,9 +30,6 @@ type OpenLoop struct {
 	Rate        float64 // requests per second
 	Connections int     // what cannot be sent for want of a free connection waits, and its wait counts
 	Duration    time.Duration
-	// Gate, when set, is asked before each request; while it returns false nothing is sent. A gated
-	// run has no fixed rate any more: only its counts mean something.
-	Gate func() bool
 }
 
 // OpenLoopResult is what an open-loop run counted.
@@ -105,24 +102,13 @@ func (o OpenLoop) Run(ctx context.Context) (OpenLoopResult, error) {
 
 	start := time.Now()
 	gap := float64(time.Second) / o.Rate
-	shift := time.Duration(0) // what the gate took away
 	for i := 0; i < total; {
 		if ctx.Err() != nil {
 			break
 		}
 		now := time.Since(start)
-		if o.Gate != nil {
-			if now > o.Duration {
-				break
-			}
-			if !o.Gate() {
-				time.Sleep(time.Millisecond)
-				shift += time.Since(start) - now
-				continue
-			}
-		}
 		for i < total {
-			due := time.Duration(float64(i)*gap) + shift
+			due := time.Duration(float64(i) * gap)
 			if due > now {
 				break
 			}
@@ -130,7 +116,7 @@ func (o OpenLoop) Run(ctx context.Context) (OpenLoopResult, error) {
 			i++
 			res.Sent++
 		}
-		if next := time.Duration(float64(i)*gap) + shift - time.Since(start); next > 0 {
+		if next := time.Duration(float64(i)*gap) - time.Since(start); next > 0 {
 			time.Sleep(min(next, time.Millisecond))
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"time"
 )
 
@@ -34,6 +35,10 @@ type Crowd struct {
 	Connections int
 	Threads     int
 	Duration    time.Duration
+	// Gate, when set, is asked every few milliseconds; while it says no, the load tool is stopped
+	// (SIGSTOP). That keeps a queue behind the server bounded without a guess at the right rate. The
+	// latencies of a gated run mean nothing.
+	Gate func() bool
 }
 
 // CrowdResult is what wrk counted. Latencies are closed-loop: they say how long an answer took while
@@ -96,7 +101,12 @@ func (c Crowd) Run(ctx context.Context, scratch string) (CrowdResult, error) {
 	cmd.Env = append(os.Environ(), "WRK_THREADS="+strconv.Itoa(c.Threads))
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
-	if err := cmd.Run(); err != nil {
+	if err := cmd.Start(); err != nil {
+		return res, fmt.Errorf("start wrk: %w", err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	if err := c.watch(cmd.Process, done); err != nil {
 		return res, fmt.Errorf("run wrk: %w: %s%s", err, out.Bytes(), errOut.Bytes())
 	}
 	_, line, ok := bytes.Cut(out.Bytes(), []byte("\nCROWD "))
@@ -112,4 +122,35 @@ func (c Crowd) Run(ctx context.Context, scratch string) (CrowdResult, error) {
 		res.Statuses += " " + errOut.String()
 	}
 	return res, nil
+}
+
+// watch waits for the load tool and lets it go on only while the gate is open.
+func (c Crowd) watch(p *os.Process, done <-chan error) error {
+	if c.Gate == nil {
+		return <-done
+	}
+	tick := time.NewTicker(4 * time.Millisecond)
+	defer tick.Stop()
+	end := time.Now().Add(c.Duration)
+	running := true
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-tick.C:
+		}
+		// Once its time is over it has to run, so that it can end.
+		open := time.Now().After(end) || c.Gate()
+		if open == running {
+			continue
+		}
+		sig := syscall.SIGSTOP
+		if open {
+			sig = syscall.SIGCONT
+		}
+		if err := p.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			return fmt.Errorf("signal wrk: %w", err)
+		}
+		running = open
+	}
 }
