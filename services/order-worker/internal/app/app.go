@@ -17,6 +17,7 @@ import (
 	"seckill/pkg/observability"
 	"seckill/pkg/stock"
 	"seckill/services/order-worker/internal/activity"
+	"seckill/services/order-worker/internal/deadletter"
 	"seckill/services/order-worker/internal/follow"
 	"seckill/services/order-worker/internal/payment"
 	"seckill/services/order-worker/internal/persist"
@@ -43,6 +44,7 @@ type App struct {
 	sweeper    *rollback.Sweeper
 	relay      *relay.Relay
 	activities *activity.Service
+	letters    *deadletter.Service
 
 	ops   *observability.Server
 	admin *adminServer
@@ -108,7 +110,10 @@ func (a *App) build() (err error) {
 	if a.relay, err = relay.New(a.cfg.Relay, a.store, a.stock, a.broker, a.log, a.registry); err != nil {
 		return err
 	}
-	a.activities, err = activity.New(a.store, a.stock, activity.Config{Tiers: a.cfg.RabbitMQ.DelayTiers}, a.log, a.registry)
+	if a.activities, err = activity.New(a.store, a.stock, activity.Config{Tiers: a.cfg.RabbitMQ.DelayTiers}, a.log, a.registry); err != nil {
+		return err
+	}
+	a.letters, err = deadletter.New(a.store, a.stock, a.broker, a.follow, deadletter.Config{}, a.log, a.registry)
 	return err
 }
 
@@ -163,10 +168,12 @@ func (a *App) Run(ctx context.Context) int {
 			BatchWait: w.BatchWait, StopTimeout: w.StopTimeout,
 		}, a.persist.Handle))
 	}
+	if a.cfg.has(RoleDeadLetters) {
+		g.Add(a.loop("deadletters", a.letters.Run))
+		g.Add(a.consumer(a.letters.Consumer(), a.letters.Handle))
+	}
 	if a.admin != nil {
-		for _, c := range a.admin.components(a) {
-			g.Add(c)
-		}
+		g.Add(a.admin.component(a))
 	}
 	return g.Run(ctx)
 }
@@ -174,7 +181,7 @@ func (a *App) Run(ctx context.Context) int {
 // consumer is a role that takes messages from a queue.
 func (a *App) consumer(cfg messaging.ConsumerConfig, h messaging.Handler) lifecycle.Component {
 	return lifecycle.Component{
-		Name: cfg.Queue, StopTimeout: cfg.StopTimeout + 5*time.Second,
+		Name: cfg.Queue, StopTimeout: max(cfg.StopTimeout, 20*time.Second) + 5*time.Second,
 		Run: func(ctx context.Context) error { return a.broker.Consume(ctx, cfg, h) },
 	}
 }

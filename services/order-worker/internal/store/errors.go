@@ -2,7 +2,10 @@ package store
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
+	"io"
+	"net"
 
 	"github.com/go-sql-driver/mysql"
 )
@@ -67,6 +70,7 @@ func IsAway(err error) bool {
 	if err == nil {
 		return false
 	}
-	code := errorCode(err)
-	return code == 0 && !errors.Is(err, context.Canceled) || awayCodes[code]
+	var network net.Error
+	return awayCodes[errorCode(err)] || errors.As(err, &network) || errors.Is(err, driver.ErrBadConn) || errors.Is(err, mysql.ErrInvalidConn) ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, context.DeadlineExceeded)
 }
