@@ -25,7 +25,7 @@ const (
 
 // State is a snapshot for readiness and status pages.
 type State struct {
-	Connected     bool // both connections stand
+	Connected     bool // both connections stand and messages can be published
 	Blocked       bool // the broker blocks publishers (memory or disk alarm)
 	BlockedReason string
 	Topology      Topology
@@ -156,9 +156,8 @@ func (c *Client) Close(ctx context.Context) error {
 
 // State tells how things stand. It does no I/O.
 func (c *Client) State() State {
-	p, _, _ := c.publish.current()
 	s, _, _ := c.consume.current()
-	st := State{Connected: p != nil && s != nil, Consumers: int(c.consumers.Load()), ConsumersUp: int(c.consumersUp.Load())}
+	st := State{Connected: c.pub.open.Load() > 0 && s != nil, Consumers: int(c.consumers.Load()), ConsumersUp: int(c.consumersUp.Load())}
 	if err := c.pub.blocked.Load(); err != nil {
 		st.Blocked, st.BlockedReason = true, (*err).Error()
 	}

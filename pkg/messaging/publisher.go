@@ -74,6 +74,7 @@ type publisher struct {
 	suspect func(error) // tells the topology keeper what is missing
 
 	queue   chan *Pending
+	open    atomic.Int32 // channels that publish
 	blocked atomic.Pointer[error]
 	absent  atomic.Pointer[map[string]error] // exchanges the broker does not know
 
@@ -163,10 +164,7 @@ func (p *publisher) send(ctx context.Context, exchange string, msg amqp.Publishi
 
 // refusal says why nothing can be published to the exchange right now.
 func (p *publisher) refusal(exchange string) error {
-	if c, _, ended := p.link.current(); c == nil {
-		if ended {
-			return ErrClosed
-		}
+	if p.open.Load() == 0 {
 		return ErrNotConnected
 	}
 	if err := p.blocked.Load(); err != nil {
@@ -226,21 +224,18 @@ func resultOf(err error) int {
 	return resultNotConnected
 }
 
-// run serves the queue with one channel until the link has ended.
+// run serves the queue with one channel after the other until the link has ended.
 func (p *publisher) run(ctx context.Context) {
 	pause := backoff{min: 10 * time.Millisecond, max: time.Second}
 	for {
 		c, changed, ended := p.link.current()
+		if p.open.Load() == 0 {
+			p.drain(ErrNotConnected)
+		}
+		if ended {
+			return
+		}
 		if c == nil {
-			select {
-			case d := <-p.queue:
-				d.settle(ErrNotConnected)
-				continue
-			default:
-			}
-			if ended {
-				return
-			}
 			select {
 			case d := <-p.queue:
 				d.settle(ErrNotConnected)
@@ -255,9 +250,10 @@ func (p *publisher) run(ctx context.Context) {
 			continue
 		default:
 		}
-		// The channel alone was closed, by a publish to an exchange that is not there. What is queued
-		// waits for the next one.
-		p.log.WarnContext(ctx, "publishing channel closed", "error", err)
+		if ctx.Err() == nil {
+			// The channel alone was closed, by a publish to an exchange that is not there.
+			p.log.WarnContext(ctx, "publishing channel closed", "error", err)
+		}
 		if time.Since(since) > 5*time.Second {
 			pause.reset()
 		}
@@ -270,6 +266,18 @@ func (p *publisher) run(ctx context.Context) {
 	}
 }
 
+// drain settles all that is queued.
+func (p *publisher) drain(err error) {
+	for {
+		select {
+		case d := <-p.queue:
+			d.settle(err)
+		default:
+			return
+		}
+	}
+}
+
 // session is one confirm channel.
 type session struct {
 	p       *publisher
@@ -279,7 +287,7 @@ type session struct {
 	in      chan entry
 	slots   chan struct{} // one for each message between write and confirm
 	writing atomic.Pointer[Pending]
-	cause   atomic.Pointer[amqp.Error]
+	closed  chan *amqp.Error // the collector's; filled before the library gives up the confirms
 }
 
 // entry is a written message.
@@ -305,6 +313,7 @@ func (p *publisher) serve(c *conn) error {
 		returns: ch.NotifyReturn(make(chan amqp.Return, 256)),
 		in:      make(chan entry, 64),
 		slots:   make(chan struct{}, p.cfg.PublishWindow),
+		closed:  ch.NotifyClose(make(chan *amqp.Error, 1)),
 	}
 	closed := ch.NotifyClose(make(chan *amqp.Error, 1))
 	var collector sync.WaitGroup
@@ -315,6 +324,8 @@ func (p *publisher) serve(c *conn) error {
 	}()
 	defer collector.Wait()
 	defer close(s.in)
+	p.open.Add(1)
+	defer p.open.Add(-1)
 	for {
 		select {
 		case e := <-closed:
@@ -338,13 +349,17 @@ func (s *session) ended(e *amqp.Error) error {
 	if e == nil {
 		return errors.New("closed")
 	}
-	s.cause.Store(e)
+	s.note(e)
+	return e
+}
+
+// note remembers an exchange that is not there.
+func (s *session) note(e *amqp.Error) {
 	if e.Code == amqp.NotFound {
 		if name := between(e.Reason, "no exchange '", "'"); name != "" {
 			s.p.lost(name, fmt.Errorf("%w: no exchange %s", ErrTopology, name))
 		}
 	}
-	return e
 }
 
 // lost keeps an exchange that is not there from taking the channel, and with it everything in
@@ -401,7 +416,8 @@ func (s *session) write(d *Pending) {
 // it on first), so a confirm is only believed when all returns that are there have been looked at.
 func (s *session) collect() {
 	var (
-		fifo    []entry
+		fifo    []entry // from head on: not resolved yet
+		head    int
 		expired int // entries before it are settled
 		orphans []amqp.Return
 	)
@@ -409,7 +425,7 @@ func (s *session) collect() {
 	tick := time.NewTicker(min(max(limit/10, 5*time.Millisecond), 250*time.Millisecond))
 	defer tick.Stop()
 	match := func(r amqp.Return) bool {
-		for i := range fifo {
+		for i := head; i < len(fifo); i++ {
 			d := fifo[i].d
 			if !d.returned && d.msg.MessageId == r.MessageId && d.key == r.RoutingKey && d.exchange == r.Exchange {
 				d.returned = true
@@ -419,15 +435,6 @@ func (s *session) collect() {
 		}
 		return false
 	}
-	add := func(e entry) {
-		fifo = append(fifo, e)
-		for i, r := range orphans {
-			if match(r) {
-				orphans = append(orphans[:i], orphans[i+1:]...)
-				break
-			}
-		}
-	}
 	onReturn := func(r amqp.Return) {
 		r.Body = nil
 		if !match(r) {
@@ -435,10 +442,10 @@ func (s *session) collect() {
 		}
 	}
 	in, returns := s.in, s.returns
-	for in != nil || len(fifo) > 0 {
+	for in != nil || head < len(fifo) {
 		var done <-chan struct{}
-		if len(fifo) > 0 {
-			done = fifo[0].confirm.Done()
+		if head < len(fifo) {
+			done = fifo[head].confirm.Done()
 		}
 		select {
 		case e, ok := <-in:
@@ -446,7 +453,13 @@ func (s *session) collect() {
 				in = nil
 				continue
 			}
-			add(e)
+			fifo = append(fifo, e)
+			for i, r := range orphans {
+				if match(r) {
+					orphans = append(orphans[:i], orphans[i+1:]...)
+					break
+				}
+			}
 		case r, ok := <-returns:
 			if !ok {
 				returns = nil
@@ -454,30 +467,32 @@ func (s *session) collect() {
 			}
 			onReturn(r)
 		case <-done:
-			n := 0
-			for n < len(fifo) && resolved(fifo[n].confirm) {
+			for head < len(fifo) && resolved(fifo[head].confirm) {
 				for len(returns) > 0 {
 					if r, ok := <-returns; ok {
 						onReturn(r)
 					}
 				}
-				fifo[n].d.settle(s.outcome(fifo[n]))
-				fifo[n] = entry{}
+				e := fifo[head]
+				fifo[head] = entry{}
+				head++
+				e.d.settle(s.outcome(e))
 				<-s.slots
-				n++
 			}
-			fifo = fifo[n:]
-			expired = max(0, expired-n)
+			if head == len(fifo) || head > s.p.cfg.PublishWindow {
+				n := copy(fifo, fifo[head:])
+				clear(fifo[n:])
+				fifo, expired, head = fifo[:n], max(0, expired-head), 0
+			}
 		case now := <-tick.C:
-			for expired < len(fifo) && now.Sub(fifo[expired].d.began) > limit {
+			for expired = max(expired, head); expired < len(fifo) && now.Sub(fifo[expired].d.began) > limit; expired++ {
 				fifo[expired].d.settle(fmt.Errorf("%w: not confirmed within %s", ErrUnknownOutcome, limit))
-				expired++
 			}
 			s.relieve(now, limit)
-			if len(fifo) > 0 && s.p.blocked.Load() == nil && now.Sub(fifo[0].d.began) > 6*limit {
+			if head < len(fifo) && s.p.blocked.Load() == nil && now.Sub(fifo[head].d.began) > 6*limit {
 				// Neither an alarm nor an answer: a broken channel, or a queue without a majority. A new
 				// connection gets rid of what the library keeps for each unconfirmed message.
-				s.p.log.Warn("broker does not confirm, connecting anew", "waiting", len(fifo))
+				s.p.log.Warn("broker does not confirm, connecting anew", "waiting", len(fifo)-head)
 				s.conn.kill()
 			}
 		}
@@ -501,14 +516,7 @@ func (s *session) relieve(now time.Time, limit time.Duration) {
 	}
 	d.settleFrom(stageQueued, errQueueFull)
 	d.settleFrom(stageWriting, fmt.Errorf("%w: not written within %s", ErrUnknownOutcome, limit))
-	for {
-		select {
-		case q := <-s.p.queue:
-			q.settle(errQueueFull)
-		default:
-			return
-		}
-	}
+	s.p.drain(errQueueFull)
 }
 
 // outcome reads a resolved confirm. The library resolves everything as refused when a channel is
@@ -521,6 +529,13 @@ func (s *session) outcome(e entry) error {
 		return nil
 	case !s.ch.IsClosed():
 		return ErrNacked
+	}
+	select {
+	case e := <-s.closed:
+		if e != nil {
+			s.note(e)
+		}
+	default:
 	}
 	if absent := s.p.absent.Load(); absent != nil {
 		if err := (*absent)[e.d.exchange]; err != nil {

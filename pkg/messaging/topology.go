@@ -2,6 +2,7 @@ package messaging
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -230,10 +231,28 @@ func (k *keeper) look(ctx context.Context, mode int) error {
 		return fmt.Errorf("%w: %w", ErrNotConnected, ctx.Err())
 	}
 	defer func() { k.once <- struct{}{} }()
-	c, err := k.link.wait(ctx)
-	if err != nil {
-		return err
+	for {
+		c, err := k.link.wait(ctx)
+		if err != nil {
+			return err
+		}
+		if err = k.lookAt(ctx, c, mode); !errors.Is(err, ErrNotConnected) {
+			return err
+		}
+		// The connection broke meanwhile, which says nothing of the topology.
+		k.log.WarnContext(ctx, "could not look at the topology, trying again", "error", err)
+		t := time.NewTimer(k.cfg.ReconnectMin)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return err
+		}
 	}
+}
+
+func (k *keeper) lookAt(ctx context.Context, c *conn, mode int) error {
+	var err error
 	good := TopologyOK
 	switch mode {
 	case keepDeclared:
@@ -258,7 +277,7 @@ func (k *keeper) look(ctx context.Context, mode int) error {
 	case errors.Is(err, ErrTopology):
 		k.set(TopologyMissing, err)
 	default:
-		err = fmt.Errorf("%w: %w", ErrNotConnected, err) // the connection broke; it says nothing of the topology
+		err = fmt.Errorf("%w: %w", ErrNotConnected, err)
 	}
 	return err
 }
@@ -357,7 +376,8 @@ func (k *keeper) probe(ctx context.Context, c *conn) error {
 }
 
 func (k *keeper) probeStream(ctx context.Context, c *conn, version string) error {
-	const name = "seckill.probe"
+	// A name of its own: two programs that declare and delete the same stream at once hang in the broker.
+	name := "seckill.probe." + rand.Text()
 	err := k.onChannel(c, func(ch *amqp.Channel) error {
 		if _, err := ch.QueueDeclare(name, true, false, false, false, amqp.Table{"x-queue-type": "stream", "x-max-length-bytes": int64(1)}); err != nil {
 			return err //nolint:wrapcheck // judged below
