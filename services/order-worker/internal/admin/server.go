@@ -102,6 +102,28 @@ func (s *Server) Mount(routes ...Route) {
 	}
 }
 
+// MountHandler adds a handler for everything below a path that ends with "/", for callers with the
+// role. Body limits, deadlines and errors are the handler's own affair.
+func (s *Server) MountHandler(path string, role Role, h http.Handler) {
+	if !strings.HasPrefix(path, "/admin/v1/") || !strings.HasSuffix(path, "/") {
+		panic("admin handler outside /admin/v1/: " + path)
+	}
+	s.mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+		if !s.allowed(w, r, role) {
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+func (s *Server) allowed(w http.ResponseWriter, r *http.Request, role Role) bool {
+	if Role(ActorFrom(r.Context()).Role).may(role) {
+		return true
+	}
+	s.writeProblem(w, r, NewProblem(http.StatusForbidden, adminapi.CodeForbidden, "this needs the role "+string(role)))
+	return false
+}
+
 // HTTPServer gives a server for the address with every time-out set; the caller starts and stops it.
 func (s *Server) HTTPServer(addr string) *http.Server {
 	return &http.Server{
@@ -166,8 +188,7 @@ func ActorFrom(ctx context.Context) audit.Actor {
 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, rt Route) {
-	if !Role(ActorFrom(r.Context()).Role).may(rt.Role) {
-		s.writeProblem(w, r, NewProblem(http.StatusForbidden, adminapi.CodeForbidden, "this needs the role "+string(rt.Role)))
+	if !s.allowed(w, r, rt.Role) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), rt.Timeout)
