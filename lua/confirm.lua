@@ -1,6 +1,7 @@
 #!lua
 -- Moves records forward after their rows are known to be in MySQL, and takes the orders out of the
--- outbox and the parked set. Never creates a record and never moves one back (R1).
+-- outbox and the parked set. Never creates a record and never moves one back (R1). The record lets go
+-- of its idempotency key: MySQL has it from now on, and the key itself still names the order.
 --
 -- KEYS[1] hash  activity
 -- KEYS[2] zset  outbox
@@ -24,15 +25,17 @@ end
 local out, gone, changed = {}, {}, false
 for i = 1, #KEYS - 3 do
   local ulid, to = ARGV[2 * i - 1], ARGV[2 * i]
-  local s = redis.pcall('HGET', KEYS[3 + i], 's')
-  if failed(s) then
+  local r = redis.pcall('HMGET', KEYS[3 + i], 's', 'i')
+  if failed(r) then
     out[i] = 'corrupt'
   else
+    local s = r[1]
     gone[#gone + 1] = ulid
     if not s then
       out[i] = 'no_record'
     elseif s == 'r' or (s == 'p' and to == 'd') then
       redis.call('HSET', KEYS[3 + i], 's', to)
+      if r[2] then redis.call('HDEL', KEYS[3 + i], 'i') end
       out[i], changed = 'applied', true
     else
       out[i] = 'already'

@@ -11,7 +11,7 @@
 //	s  status: r reserved, p pending, d paid, c cancelled, f refunded, j rejected
 //	o  user|sku|pool|quantity: what a release must match
 //	x  reserved at (ms)|unit price (minor units)|currency|payment time-out (ms)|epoch|region
-//	i  idempotency key (absent without one)
+//	i  idempotency key, until the row is in MySQL (absent without one)
 //	w  reason of a final state
 //	d  1: money arrived that has to go back
 package lua

@@ -41,10 +41,11 @@ local function number(s)
   return s and #s <= 15 and string.find(s, '^%d+$') and tonumber(s)
 end
 
-local rec = redis.pcall('HMGET', KEYS[3], 's', 'o', 'x', 'i', 'w', 'd')
-if failed(rec) then return report(rec, 'record') end
-if rec[1] then
-  return {'replay', rec[1], rec[2] or '', rec[3] or '', rec[4] or '', rec[5] or '', rec[6] or ''}
+local status = redis.pcall('HGET', KEYS[3], 's')
+if failed(status) then return report(status, 'record') end
+if status then
+  local rec = redis.call('HMGET', KEYS[3], 'o', 'x', 'i', 'w', 'd')
+  return {'replay', status, rec[1] or '', rec[2] or '', rec[3] or '', rec[4] or '', rec[5] or ''}
 end
 local idemkey
 if idem ~= '' then
@@ -119,6 +120,6 @@ if idemkey then
 else
   redis.call('HSET', KEYS[3], 's', 'r', 'o', o, 'x', x)
 end
-redis.call('HSET', KEYS[4], 'held', holds + want, ulid, qty)
+redis.call('HSET', KEYS[4], 'held', string.format('%d', holds + want), ulid, qty)
 redis.call('HINCRBY', KEYS[1], 'version', 1)
 return {'ok', o, x}

@@ -141,10 +141,21 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Client, erro
 	if err := c.register(reg); err != nil {
 		return nil, errors.Join(err, c.rdb.Close())
 	}
+	redis.SetLogger(libraryLog{log})
 	for range cfg.Flushers {
 		c.flushers.Go(c.flush)
 	}
 	return c, nil
+}
+
+// libraryLog takes what the library would write to standard error, a line per failed dial. The calls
+// report their errors themselves, so it is worth no more than debug level. The library has one logger
+// per process: the last client's.
+type libraryLog struct{ log *slog.Logger }
+
+// Printf implements the library's logger.
+func (l libraryLog) Printf(ctx context.Context, format string, v ...any) {
+	l.log.DebugContext(ctx, "redis library", "message", fmt.Sprintf(format, v...))
 }
 
 func (c Config) tls() (*tls.Config, error) {

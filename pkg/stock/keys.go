@@ -17,29 +17,35 @@ func (c *Client) keys(activity string, bucket int) keys {
 	return keys{prefix: c.cfg.Prefix, tag: "{" + activity + ":" + strconv.Itoa(bucket) + "}"}
 }
 
-func (k keys) activity() string { return k.prefix + "seckill:activity:" + k.tag }
-func (k keys) end() string      { return k.prefix + "seckill:activity:" + k.tag + ":end" }
-func (k keys) outbox() string   { return k.prefix + "seckill:outbox:" + k.tag }
-func (k keys) parked() string   { return k.prefix + "seckill:parked:" + k.tag }
+// Kinds of keys: what stands before the hash tag.
+const (
+	kindActivity = "seckill:activity:"
+	kindStock    = "seckill:stock:"
+	kindLimit    = "seckill:user:limit:"
+	kindQualify  = "seckill:user:qualify:"
+	kindOrder    = "seckill:order:"
+	kindReceipt  = "seckill:receipt:"
+	kindOutbox   = "seckill:outbox:"
+	kindParked   = "seckill:parked:"
+	kindIdem     = "seckill:idem:"
+
+	endSuffix = ":end"
+)
+
+func (k keys) activity() string { return k.prefix + kindActivity + k.tag }
+func (k keys) end() string      { return k.prefix + kindActivity + k.tag + endSuffix }
+func (k keys) outbox() string   { return k.prefix + kindOutbox + k.tag }
+func (k keys) parked() string   { return k.prefix + kindParked + k.tag }
 
 func (k keys) stock(sku, pool string) string {
-	return k.prefix + "seckill:stock:" + k.tag + ":" + sku + ":" + pool
+	return k.prefix + kindStock + k.tag + ":" + sku + ":" + pool
 }
 
-func (k keys) limit(user string) string { return k.prefix + "seckill:user:limit:" + k.tag + ":" + user }
-
-func (k keys) qualify(user string) string {
-	return k.prefix + "seckill:user:qualify:" + k.tag + ":" + user
-}
-
-func (k keys) order(id order.ID) string {
-	return k.prefix + "seckill:order:" + k.tag + ":" + id.String()
-}
-
-func (k keys) receipt(id order.ID) string {
-	return k.prefix + "seckill:receipt:" + k.tag + ":" + id.String()
-}
+func (k keys) limit(user string) string   { return k.prefix + kindLimit + k.tag + ":" + user }
+func (k keys) qualify(user string) string { return k.prefix + kindQualify + k.tag + ":" + user }
+func (k keys) order(id order.ID) string   { return k.prefix + kindOrder + k.tag + ":" + id.String() }
+func (k keys) receipt(id order.ID) string { return k.prefix + kindReceipt + k.tag + ":" + id.String() }
 
 func (k keys) idem(user, key string) string {
-	return k.prefix + "seckill:idem:" + k.tag + ":" + user + ":" + key
+	return k.prefix + kindIdem + k.tag + ":" + user + ":" + key
 }

@@ -21,6 +21,7 @@ const (
 // item is what one caller wants sent: one command or a few that belong together.
 type item struct {
 	cmds  []redis.Cmder
+	work  int // what it costs Redis, in single commands or orders
 	state atomic.Int32
 	done  chan struct{}
 }
@@ -32,7 +33,35 @@ type item struct {
 // Nobody waits for a batch to fill: an idle flusher takes a command at once, and only what arrives
 // while all flushers are out shares the next pipeline.
 func (c *Client) submit(ctx context.Context, cmds ...redis.Cmder) error {
-	it := &item{cmds: cmds, done: make(chan struct{})}
+	it := &item{cmds: cmds, work: len(cmds), done: make(chan struct{})}
+	if err := c.enqueue(ctx, it); err != nil {
+		return err
+	}
+	return c.await(ctx, it)
+}
+
+// submitEach is submit for calls that each handle many orders: each is an item of its own, so that a
+// pipeline stays short enough for its deadline however many there are. A call without an answer
+// carries that error itself.
+func (c *Client) submitEach(ctx context.Context, calls []*scriptCmd, orders func(int) int) []error {
+	items := make([]*item, len(calls))
+	errs := make([]error, len(calls))
+	for i, call := range calls {
+		items[i] = &item{cmds: []redis.Cmder{call}, work: orders(i), done: make(chan struct{})}
+		errs[i] = c.enqueue(ctx, items[i])
+	}
+	for i, it := range items {
+		if errs[i] == nil {
+			errs[i] = c.await(ctx, it)
+		}
+		if errs[i] == nil {
+			errs[i] = calls[i].Err()
+		}
+	}
+	return errs
+}
+
+func (c *Client) enqueue(ctx context.Context, it *item) error {
 	select {
 	case <-c.closing:
 		return fmt.Errorf("%w: client is closed", ErrUnavailable)
@@ -40,11 +69,15 @@ func (c *Client) submit(ctx context.Context, cmds ...redis.Cmder) error {
 	}
 	select {
 	case c.queue <- it:
+		return nil
 	case <-c.closing:
 		return fmt.Errorf("%w: client is closed", ErrUnavailable)
 	case <-ctx.Done():
 		return fmt.Errorf("%w: %w", ErrUnavailable, ctx.Err())
 	}
+}
+
+func (c *Client) await(ctx context.Context, it *item) error {
 	select {
 	case <-it.done:
 		return nil
@@ -78,13 +111,13 @@ func (c *Client) flush() {
 				return
 			}
 		}
-		n := len(batch[0].cmds)
+		n := batch[0].work
 	gather:
 		for n < c.cfg.PipelineSize {
 			select {
 			case it := <-c.queue:
 				batch = append(batch, it)
-				n += len(it.cmds)
+				n += it.work
 			default:
 				break gather
 			}

@@ -1,9 +1,11 @@
 package stock
 
 import (
+	"context"
 	"crypto/sha1" //nolint:gosec // Redis names scripts by their SHA-1
 	"encoding/hex"
 	"fmt"
+	"strconv"
 
 	"github.com/redis/go-redis/v9"
 
@@ -50,15 +52,19 @@ type scriptCmd struct {
 
 // call prepares a script call; submit or exec runs it. No context is kept in it.
 func (s script) call(keys []string, args ...string) *scriptCmd {
-	a := make([]any, 0, 3+len(keys)+len(args))
-	a = append(a, "evalsha", s.sha, len(keys))
-	for _, k := range keys {
-		a = append(a, k)
+	texts := make([]string, 0, 3+len(keys)+len(args))
+	texts = append(texts, "evalsha", s.sha, strconv.Itoa(len(keys)))
+	return s.prepare(append(append(texts, keys...), args...))
+}
+
+// prepare makes the command of its complete texts. They are handed over by address: the library
+// takes that as it takes strings, and boxing each of them would cost an allocation.
+func (s script) prepare(texts []string) *scriptCmd {
+	args := make([]any, len(texts))
+	for i := range texts {
+		args[i] = &texts[i]
 	}
-	for _, v := range args {
-		a = append(a, v)
-	}
-	cmd := newCmd(a)
+	cmd := redis.NewCmd(context.Background(), args...)
 	cmd.SetFirstKeyPos(3)
 	return &scriptCmd{Cmd: cmd, script: s}
 }

@@ -1,0 +1,656 @@
+package stock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"seckill/pkg/order"
+	"seckill/pkg/testkit"
+)
+
+// privateBench is a bench on a Redis of its own, for what would disturb others.
+func privateBench(t *testing.T, args ...string) (*bench, *testkit.Server) {
+	t.Helper()
+	srv := testkit.StartRedis(t, args...)
+	return benchOn(t, Config{Addrs: []string{srv.Addr}, Prefix: "t:"}), srv
+}
+
+func TestScriptsSurviveFlushesOfTheScriptCache(t *testing.T) { // O06 a, b
+	t.Parallel()
+	b, _ := privateBench(t)
+	a := newSale("flush", map[string]int{"national": 2000})
+	a.Buckets = 4
+	b.open(a)
+	stop := make(chan struct{})
+	var flusher, wg sync.WaitGroup
+	flusher.Go(func() {
+		tick := time.NewTicker(time.Millisecond) // far more often than any operator would
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				if err := b.raw.ScriptFlush(context.Background()).Err(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	var mu sync.Mutex
+	var recs []Record
+	for i := range 500 {
+		wg.Go(func() {
+			got, err := b.Reserve(ctxFor(t), b.ask(a, fmt.Sprintf("u%d", i), 1))
+			if err != nil || got.Replay {
+				t.Errorf("%+v, %v", got, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			recs = append(recs, got.Record)
+		})
+	}
+	wg.Wait()
+	var ids []order.ID
+	var rs []Release
+	for _, r := range recs {
+		ids, rs = append(ids, r.ID), append(rs, releaseOf(r, order.Cancelled))
+	}
+	for _, o := range b.confirm(order.Pending, ids...) { // many scripts in one pipeline
+		if o != Applied {
+			t.Errorf("confirm: %v", o)
+		}
+	}
+	for _, o := range b.release(rs[:200]...) {
+		if o != Applied {
+			t.Errorf("release: %v", o)
+		}
+	}
+	close(stop)
+	flusher.Wait()
+	levels, err := b.Levels(ctxFor(t), a)
+	if err != nil || levels["sku-1"]["national"] != 1700 {
+		t.Errorf("%v, %v", levels, err)
+	}
+}
+
+func TestOneEvalshaAndNoScriptUploadPerReservation(t *testing.T) {
+	t.Parallel()
+	b, _ := privateBench(t)
+	a := b.open(newSale("calls", map[string]int{"national": 2000}))
+	b.must(b.ask(a, "first", 1)) // uploads the script
+	if err := b.raw.ConfigResetStat(ctxFor(t)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for i := range 300 {
+		wg.Go(func() {
+			if _, err := b.Reserve(ctxFor(t), b.ask(a, fmt.Sprintf("u%d", i), 1)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	info, err := b.raw.Info(ctxFor(t), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls, inside := make(map[string]int), 0
+	for line := range strings.Lines(info) {
+		name, rest, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
+		if !ok {
+			continue
+		}
+		n, err := strconv.Atoi(rest[:strings.IndexByte(rest, ',')])
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls[name] = n
+		if !slices.Contains([]string{"evalsha", "eval", "info", "hello", "ping", "client|setinfo", "config|resetstat"}, name) {
+			inside += n
+		}
+	}
+	if calls["evalsha"] != 300 || calls["eval"] != 0 || calls["script|load"] != 0 {
+		t.Errorf("calls %v", calls)
+	}
+	if per := float64(inside) / 300; per > 12 {
+		t.Errorf("%.1f commands inside each script: %v", per, calls)
+	}
+}
+
+func TestScriptsStayBelowTenMilliseconds(t *testing.T) {
+	t.Parallel()
+	b, _ := privateBench(t)
+	a := newSale("slow", map[string]int{"national": 5000})
+	a.Qualified = true
+	b.open(a)
+	var users []string
+	for i := range 2000 {
+		users = append(users, fmt.Sprintf("user-with-a-long-name-%d", i))
+	}
+	if err := b.Qualify(ctxFor(t), a, users); err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var ids []order.ID
+	var rs []Release
+	var wg sync.WaitGroup
+	for w := range 20 {
+		wg.Go(func() {
+			for i := w; i < len(users); i += 20 {
+				got, err := b.Reserve(ctxFor(t), b.ask(a, users[i], 1))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				ids, rs = append(ids, got.ID), append(rs, releaseOf(got.Record, order.Cancelled))
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if err := b.Park(ctxFor(t), ids); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Unpark(ctxFor(t), ids); err != nil {
+		t.Fatal(err)
+	}
+	b.confirm(order.Pending, ids...)
+	b.release(rs...)
+	// The server's clock also counts the time in which a loaded machine ran something else, so a
+	// single slow call says little here; the mean does.
+	info, err := b.raw.Info(ctxFor(t), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, mean, _ := strings.Cut(infoField(info, "cmdstat_evalsha"), "usec_per_call=")
+	mean, _, _ = strings.Cut(mean, ",")
+	us, err := strconv.ParseFloat(mean, 64)
+	if err != nil || us > 10_000 {
+		t.Errorf("%.0f µs per script, %v", us, err)
+	}
+	t.Logf("%.0f µs per script", us)
+}
+
+func TestAllKeysOfAScriptShareOneSlot(t *testing.T) { // O06 c
+	t.Parallel()
+	b, _ := privateBench(t, "--cluster-enabled", "yes")
+	k := b.keys("spring-sale", 12)
+	id := order.ID{Activity: "spring-sale", Bucket: 12, ULID: "01JDXQ7K9W00000000000000AB"}
+	names := []string{k.activity(), k.end(), k.outbox(), k.parked(), k.stock("sku-1", "national"), k.limit("u"), k.qualify("u"),
+		k.order(id), k.receipt(id), k.idem("u", "k")}
+	slot := func(key string) int64 {
+		n, err := b.raw.ClusterKeySlot(ctxFor(t), key).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for _, name := range names {
+		if slot(name) != slot(names[0]) {
+			t.Errorf("%s is in slot %d, not %d", name, slot(name), slot(names[0]))
+		}
+	}
+	if slot(b.keys("spring-sale", 13).activity()) == slot(names[0]) {
+		t.Error("buckets do not spread over slots")
+	}
+	// The hot path builds its keys in one piece; they are the same ones.
+	r := Reservation{ID: id, User: "u", SKU: "sku-1", Region: "beijing", Pools: []string{"beijing", "national"}, Quantity: 1, IdemKey: "k", IdemDigest: "d"}
+	args := b.reserveCall(r, "1", "=d").Args()
+	want := []string{k.activity(), k.end(), k.order(id), k.limit("u"), k.outbox(), k.qualify("u"), k.stock("sku-1", "beijing"), k.stock("sku-1", "national"), k.idem("u", "k"),
+		id.ULID, "u", "sku-1", "beijing", "1", "k", "=d", "beijing", "national"}
+	for i, w := range want {
+		if got := *args[3+i].(*string); got != w {
+			t.Errorf("argument %d is %q, want %q", i, got, w)
+		}
+	}
+	if *args[2].(*string) != "9" || len(args) != 3+len(want) {
+		t.Errorf("%d arguments", len(args))
+	}
+}
+
+func TestClusterOfOneNodeServesEverything(t *testing.T) { // O06 c
+	t.Parallel()
+	srv := testkit.StartRedis(t, "--cluster-enabled", "yes")
+	raw := redis.NewClient(&redis.Options{Addr: srv.Addr, Protocol: 2})
+	defer func() { _ = raw.Close() }()
+	if err := raw.ClusterAddSlotsRange(ctxFor(t), 0, 16383).Err(); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, 10*time.Second, func() error {
+		info, err := raw.ClusterInfo(ctxFor(t)).Result()
+		if err == nil && infoField(info, "cluster_state") != "ok" {
+			err = errors.New(info)
+		}
+		return err
+	})
+	b := benchOn(t, Config{Mode: Cluster, Addrs: []string{srv.Addr}})
+	a := newSale("nodes", map[string]int{"beijing": 40, "national": 40})
+	a.Buckets, a.Qualified = 8, true
+	b.open(a)
+	var users []string
+	for i := range 40 {
+		users = append(users, fmt.Sprintf("u%d", i))
+	}
+	if err := b.Qualify(ctxFor(t), a, users); err != nil {
+		t.Fatal(err)
+	}
+	var recs []Record
+	for _, u := range users {
+		r := b.ask(a, u, 1)
+		r.Region, r.Pools, r.IdemKey, r.IdemDigest = "beijing", []string{"beijing", "national"}, "k", "d"
+		recs = append(recs, b.must(r).Record)
+	}
+	var ids []order.ID
+	var rs []Release
+	for _, r := range recs {
+		ids, rs = append(ids, r.ID), append(rs, releaseOf(r, order.Cancelled))
+	}
+	if err := b.raw.ScriptFlush(ctxFor(t)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(b.Park(ctxFor(t), ids), b.Unpark(ctxFor(t), ids)); err != nil {
+		t.Fatal(err)
+	}
+	b.confirm(order.Pending, ids...)
+	b.release(rs...)
+	levels, err := b.Levels(ctxFor(t), a)
+	if err != nil || levels["sku-1"]["beijing"]+levels["sku-1"]["national"] != 80 {
+		t.Errorf("%v, %v", levels, err)
+	}
+}
+
+func TestFullRedisRefusesWholeAndReleasesLater(t *testing.T) { // O10
+	t.Parallel()
+	b, _ := privateBench(t, "--maxmemory-policy", "noeviction")
+	a := b.open(newSale("full", map[string]int{"national": 10}))
+	r := b.must(b.ask(a, "u", 1))
+	before := b.dump(a)
+	if err := b.raw.ConfigSet(ctxFor(t), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 10 {
+		if _, err := b.Reserve(ctxFor(t), b.ask(a, fmt.Sprintf("x%d", i), 1)); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("reserve: %v", err)
+		}
+	}
+	out, err := b.Release(ctxFor(t), []Release{releaseOf(r.Record, order.Cancelled)})
+	if !errors.Is(err, ErrUnavailable) || out[0] != 0 {
+		t.Errorf("release: %v, %v", out, err)
+	}
+	if _, err := b.Confirm(ctxFor(t), []Confirmation{{r.ID, order.Pending}}); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("confirm: %v", err)
+	}
+	for name, call := range map[string]error{
+		"park": b.Park(ctxFor(t), []order.ID{r.ID}), "refund due": b.MarkRefundDue(ctxFor(t), r.ID),
+		"announce": b.Announce(ctxFor(t), newSale("new", map[string]int{"national": 1})), "warm": b.PrepareWarm(ctxFor(t), a, 2, amounts(a)),
+		"end": b.End(ctxFor(t), a, time.Now()), "pause": b.SetPaused(ctxFor(t), a, true),
+	} {
+		if !errors.Is(call, ErrUnavailable) {
+			t.Errorf("%s: %v", name, call)
+		}
+	}
+	if got, err := b.Order(ctxFor(t), r.ID); err != nil || got.Status != order.Reserved {
+		t.Errorf("reads go on: %+v, %v", got, err)
+	}
+	if b.dump(a) != before {
+		t.Error("something was written")
+	}
+	if err := b.raw.ConfigSet(ctxFor(t), "maxmemory", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []Outcome{Applied, Already} {
+		if got := b.release(releaseOf(r.Record, order.Cancelled)); got[0] != want || b.stockOf(a, 0, "national") != 10 {
+			t.Errorf("release %d: %v, stock %d", i, got, b.stockOf(a, 0, "national"))
+		}
+	}
+	if policy, safe, err := b.CheckPolicy(ctxFor(t)); err != nil || !safe || policy != "noeviction" {
+		t.Errorf("policy %s, %v", policy, err)
+	}
+	b.raw.ConfigSet(ctxFor(t), "maxmemory-policy", "allkeys-lru")
+	if policy, safe, err := b.CheckPolicy(ctxFor(t)); err != nil || safe || policy != "allkeys-lru" {
+		t.Errorf("policy %s, %v", policy, err)
+	}
+}
+
+func TestReadOnlyRedisIsUnavailableAndBackAtOnce(t *testing.T) { // O08
+	t.Parallel()
+	b, _ := privateBench(t)
+	a := b.open(newSale("readonly", map[string]int{"national": 1000}))
+	var accepted atomic.Int64
+	load := func(until func() bool) (refused int) {
+		for i := 0; !until(); i++ {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			_, err := b.Reserve(ctx, b.ask(a, fmt.Sprintf("u%d-%d", accepted.Load(), i), 1))
+			cancel()
+			switch {
+			case err == nil:
+				accepted.Add(1)
+			case errors.Is(err, ErrUnavailable):
+				refused++
+			default:
+				t.Errorf("%v", err)
+			}
+		}
+		return refused
+	}
+	n := 0
+	if load(func() bool { n++; return n > 20 }) != 0 {
+		t.Fatal("refused before the window")
+	}
+	r := b.must(b.ask(a, "held", 1))
+	accepted.Add(1)
+	if err := b.raw.SlaveOf(ctxFor(t), "127.0.0.1", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	start := accepted.Load()
+	n = 0
+	if refused := load(func() bool { n++; return n > 50 }); refused != 50 || accepted.Load() != start {
+		t.Errorf("%d refused while read-only", refused)
+	}
+	if out, err := b.Release(ctxFor(t), []Release{releaseOf(r.Record, order.Cancelled)}); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("release: %v, %v", out, err)
+	}
+	if err := b.raw.SlaveOf(ctxFor(t), "NO", "ONE").Err(); err != nil {
+		t.Fatal(err)
+	}
+	promoted := time.Now()
+	load(func() bool { return accepted.Load() > start })
+	if took := time.Since(promoted); took > 2*time.Second {
+		t.Errorf("back after %s", took)
+	}
+	if got := b.stockOf(a, 0, "national"); int64(got) != 1000-accepted.Load() {
+		t.Errorf("stock %d after %d accepted", got, accepted.Load())
+	}
+	for i, want := range []Outcome{Applied, Already} {
+		if got := b.release(releaseOf(r.Record, order.Cancelled)); got[0] != want {
+			t.Errorf("release %d: %v", i, got)
+		}
+	}
+}
+
+func TestBusyRedisAnswersWithinTheDeadlineAndRecovers(t *testing.T) { // O06 d
+	t.Parallel()
+	b, _ := privateBench(t, "--busy-reply-threshold", "200")
+	a := b.open(newSale("busy", map[string]int{"national": 1000}))
+	loop := redis.NewClient(&redis.Options{Addr: b.cfg.Addrs[0], Protocol: 2, ReadTimeout: 20 * time.Second, MaxRetries: -1})
+	defer func() { _ = loop.Close() }()
+	done := make(chan error, 1)
+	go func() {
+		done <- loop.Eval(context.Background(), `local t = redis.call('TIME')
+			local stop = t[1] + t[2] / 1000000 + 2
+			repeat t = redis.call('TIME') until t[1] + t[2] / 1000000 > stop
+			return 1`, nil).Err()
+	}()
+	busy := 0
+	var unknown []order.ID
+	var fine int
+	for i := 0; ; i++ {
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+			if busy == 0 {
+				t.Error("never busy")
+			}
+			ended := time.Now()
+			for k := 0; ; k++ {
+				if _, err := b.Reserve(ctxFor(t), b.ask(a, fmt.Sprintf("after-%d", k), 1)); err == nil {
+					fine++
+					break
+				}
+				if time.Since(ended) > 2*time.Second {
+					t.Fatal("not back within 2 s")
+				}
+			}
+			// What timed out before the server said "busy" may have run later: whole or not at all.
+			took := 0
+			for _, id := range unknown {
+				if got, err := b.Order(ctxFor(t), id); err == nil && got.Status == order.Reserved {
+					took++
+				}
+			}
+			if b.stockOf(a, 0, "national") != 1000-fine-took || b.outboxOf(a) != fine+took {
+				t.Errorf("stock %d, outbox %d after %d accepted and %d unknown that ran", b.stockOf(a, 0, "national"), b.outboxOf(a), fine, took)
+			}
+			return
+		default:
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		began := time.Now()
+		r := b.ask(a, fmt.Sprintf("u%d", i), 1)
+		_, err := b.Reserve(ctx, r)
+		cancel()
+		if time.Since(began) > 3*time.Second {
+			t.Errorf("answered after %s", time.Since(began))
+		}
+		switch {
+		case err == nil:
+			fine++
+		case errors.Is(err, ErrUnavailable):
+			busy++
+		case errors.Is(err, ErrUnknownOutcome):
+			unknown = append(unknown, r.ID)
+		default:
+			t.Error(err)
+		}
+	}
+}
+
+func TestRestartedRedisIsUsedAgain(t *testing.T) { // O04: restarted without data
+	t.Parallel()
+	b, srv := privateBench(t)
+	a := b.open(newSale("restart", map[string]int{"national": 10}))
+	r := b.must(b.ask(a, "u", 1))
+	srv.Kill()
+	for range 5 {
+		if _, err := b.Reserve(ctxFor(t), b.ask(a, "u2", 1)); !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrUnknownOutcome) {
+			t.Errorf("while away: %v", err)
+		}
+	}
+	srv.Restart()
+	testkit.Eventually(t, 2*time.Second, func() error { return b.Ping(ctxFor(t)) })
+	_, err := b.Reserve(ctxFor(t), b.ask(a, "u2", 1))
+	if _, known := b.Activity(ctxFor(t), a.ID); known == nil {
+		if err != nil { // it kept its data: then it sells
+			t.Error(err)
+		}
+	} else if !errors.Is(err, ErrActivityNotFound) {
+		t.Errorf("without data: %v", err)
+	}
+	_ = r
+}
+
+func TestLostReplyIsUnknownAndTheSameIDTells(t *testing.T) { // C3, R12
+	t.Parallel()
+	srv := testkit.StartRedis(t)
+	proxy := testkit.NewProxy(t, srv.Addr)
+	b := benchOn(t, Config{Addrs: []string{proxy.Addr}, ReadTimeout: 200 * time.Millisecond})
+	direct := benchOn(t, Config{Addrs: []string{srv.Addr}})
+	a := direct.open(newSale("lost", map[string]int{"national": 10}))
+	b.must(b.ask(a, "warm-up", 1))
+	proxy.DropReplies()
+	r := b.ask(a, "u", 1)
+	if _, err := b.Reserve(ctxFor(t), r); !errors.Is(err, ErrUnknownOutcome) {
+		t.Fatalf("reply lost: %v", err)
+	}
+	proxy.Resume()
+	testkit.Eventually(t, 5*time.Second, func() error {
+		got, err := b.Reserve(ctxFor(t), r)
+		if err == nil && !got.Replay {
+			t.Error("the first call did not run, or ran twice")
+		}
+		return err
+	})
+	if direct.stockOf(a, 0, "national") != 8 {
+		t.Errorf("stock %d", direct.stockOf(a, 0, "national"))
+	}
+	proxy.Stall()
+	if _, err := b.Reserve(ctxFor(t), b.ask(a, "u2", 1)); !errors.Is(err, ErrUnknownOutcome) {
+		t.Errorf("stalled: %v", err)
+	}
+	proxy.Cut()
+	if _, err := b.Reserve(ctxFor(t), b.ask(a, "u3", 1)); !errors.Is(err, ErrUnknownOutcome) && !errors.Is(err, ErrUnavailable) {
+		t.Errorf("cut: %v", err)
+	}
+	proxy.Resume()
+}
+
+func TestConnectionsClosedByTheServerAreNotNoticed(t *testing.T) {
+	t.Parallel()
+	b, _ := privateBench(t)
+	a := b.open(newSale("idle", map[string]int{"national": 1000}))
+	for i := range 20 {
+		if err := b.raw.Do(ctxFor(t), "client", "kill", "type", "normal", "skipme", "yes").Err(); err != nil {
+			t.Fatal(err)
+		}
+		b.must(b.ask(a, fmt.Sprintf("u%d", i), 1))
+	}
+	if b.stockOf(a, 0, "national") != 980 {
+		t.Errorf("stock %d", b.stockOf(a, 0, "national"))
+	}
+}
+
+func TestCallerLeavesAtItsDeadline(t *testing.T) {
+	t.Parallel()
+	b, srv := privateBench(t)
+	a := b.open(newSale("deadline", map[string]int{"national": 1000}))
+	b.must(b.ask(a, "first", 1))
+	srv.Pause()
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+			defer cancel()
+			began := time.Now()
+			_, err := b.Reserve(ctx, b.ask(a, fmt.Sprintf("u%d", i), 1))
+			if took := time.Since(began); took > time.Second || err == nil {
+				t.Errorf("%v after %s", err, took)
+			}
+			if !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrUnknownOutcome) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	srv.Resume()
+	testkit.Eventually(t, 3*time.Second, func() error {
+		_, err := b.Reserve(ctxFor(t), b.ask(a, "later", 1))
+		return err
+	})
+}
+
+func TestCloseAnswersEverybody(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.open(newSale("close", map[string]int{"national": 100000}))
+	var wg sync.WaitGroup
+	var accepted atomic.Int64
+	for w := range 20 {
+		wg.Go(func() {
+			for i := 0; ; i++ {
+				_, err := b.Reserve(ctxFor(t), b.ask(a, fmt.Sprintf("u%d-%d", w, i), 1))
+				if errors.Is(err, ErrUnavailable) {
+					return
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				accepted.Add(1)
+			}
+		})
+	}
+	testkit.Eventually(t, 5*time.Second, func() error {
+		if accepted.Load() < 100 {
+			return errors.New("not under load yet")
+		}
+		return nil
+	})
+	if err := errors.Join(b.Close(), b.Close()); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+	if got := b.stockOf(a, 0, "national"); int64(got) != 100000-accepted.Load() {
+		t.Errorf("stock %d after %d accepted", got, accepted.Load())
+	}
+}
+
+func TestBytesOfAReservation(t *testing.T) {
+	t.Parallel()
+	b, _ := privateBench(t)
+	a := newSale("spring-sale-2026", map[string]int{"national": 100000})
+	b.open(a)
+	usage := func(key string) int64 {
+		n, err := b.raw.MemoryUsage(ctxFor(t), key).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	k := b.keys(a.ID, 0)
+	r := b.ask(a, "user-123456789", 1)
+	b.must(r)
+	b.confirm(order.Pending, r.ID)
+	plain := usage(k.order(r.ID)) + usage(k.limit(r.User))
+	r = b.ask(a, "user-123456780", 1)
+	r.IdemKey, r.IdemDigest = "0b4f7a52-8f1c-4ad0-9f34-5d8d0c7fb1aa", strings.Repeat("0123456789abcdef", 4)
+	b.must(r)
+	b.confirm(order.Pending, r.ID)
+	keyed := usage(k.order(r.ID)) + usage(k.limit(r.User)) + usage(k.idem(r.User, r.IdemKey))
+	t.Logf("record %d + limit %d = %d bytes; with an idempotency key %d", usage(k.order(r.ID)), usage(k.limit(r.User)), plain, keyed)
+	if plain > 400 || keyed > 600 {
+		t.Errorf("%d bytes, with an idempotency key %d", plain, keyed)
+	}
+
+	// The same by the server's own sum, hash table slots included.
+	used := func() int64 {
+		info, err := b.raw.Info(ctxFor(t), "memory").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := strconv.ParseInt(infoField(info, "used_memory_dataset"), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before := used()
+	var mu sync.Mutex
+	var ids []order.ID
+	var wg sync.WaitGroup
+	const n = 8000
+	for w := range 40 {
+		wg.Go(func() {
+			for i := w; i < n; i += 40 {
+				got, err := b.Reserve(ctxFor(t), b.ask(a, fmt.Sprintf("user-%09d", i), 1))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				ids = append(ids, got.ID)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	b.confirm(order.Pending, ids...)
+	per := float64(used()-before) / n
+	t.Logf("%.0f bytes per confirmed reservation by INFO memory", per)
+	if per > 450 {
+		t.Errorf("%.0f bytes per confirmed reservation", per)
+	}
+}
