@@ -79,7 +79,7 @@ CREATE TABLE IF NOT EXISTS orders (
   currency          VARCHAR(3)  CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
   status            VARCHAR(10) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
   reason            VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-  origin            VARCHAR(8)  CHARACTER SET ascii COLLATE ascii_bin NOT NULL,  -- order, tombstone, bare (tombstone without content)
+  origin            VARCHAR(12) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,  -- order, tombstone, bare (tombstone without content)
   epoch             BIGINT      NOT NULL,
   payment_timeout_s INT         NOT NULL,
   reserved_at       DATETIME(6) NOT NULL,
