@@ -73,7 +73,7 @@ func TestO01_TwoHundredBuyersTwentyPieces(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	for round := range 3 {
-		sale := s.sell(20, 1, 15*time.Second)
+		sale := s.sell(20, 1, time.Minute)
 		s.known(0, sale)
 		s.known(1, sale)
 		stop := make(chan struct{})
@@ -129,7 +129,7 @@ func TestO01_TwoHundredBuyersTwentyPieces(t *testing.T) {
 func TestO01b_QuantityThreeOfTwenty(t *testing.T) {
 	t.Parallel()
 	s := newStack(t, options{apis: 2})
-	sale := s.sell(20, 3, 15*time.Second)
+	sale := s.sell(20, 3, time.Minute)
 	s.known(0, sale)
 	s.known(1, sale)
 	var got answers
@@ -150,7 +150,7 @@ func TestO01b_QuantityThreeOfTwenty(t *testing.T) {
 func TestO02c_SameKeyToTwoReplicas(t *testing.T) {
 	t.Parallel()
 	s := newStack(t, options{apis: 2})
-	sale := s.sell(10, 1, 15*time.Second)
+	sale := s.sell(10, 1, time.Minute)
 	s.apis[0].term()
 	s.apis[0].start("api.after_reserve=sleep:2s")
 	s.known(0, sale)
@@ -190,7 +190,7 @@ func TestO04_StockKeyGone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := s.with(t)
-			sale := s.sell(100, 1, 15*time.Second)
+			sale := s.sell(100, 1, time.Minute)
 			s.known(0, sale)
 			ids := s.crowd(sale, "o04-"+name, 25)
 			s.quiet(sale, true)
@@ -474,7 +474,7 @@ func TestO16b_SameOrderFiveTimesToTwoConsumers(t *testing.T) {
 func TestO18_ShortTimeoutBehindLongOne(t *testing.T) {
 	t.Parallel()
 	s := newStack(t, options{})
-	long := s.sell(5, 1, 15*time.Second)
+	long := s.sell(5, 1, time.Minute)
 	short := s.sell(1, 1, time.Second)
 	s.known(0, long)
 	s.known(0, short)
@@ -556,7 +556,7 @@ func TestO26_PaymentAgainstTimeout(t *testing.T) {
 func TestO34_ResultBeforeItIsThere(t *testing.T) {
 	t.Parallel()
 	s := newStack(t, options{})
-	sale := s.sell(5, 1, 15*time.Second)
+	sale := s.sell(5, 1, time.Minute)
 	s.known(0, sale)
 	s.workers[0].term()
 	first, second := s.mustBuy(sale, "o34-1"), s.mustBuy(sale, "o34-2")

@@ -19,16 +19,24 @@ var built programs
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "seckill-acceptance-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+	// A directory that is named outside keeps the programs, for running one test many times; what is
+	// in it is taken as it is.
+	dir := os.Getenv("SECKILL_TEST_PROGRAMS")
+	if dir == "" {
+		var err error
+		if dir, err = os.MkdirTemp("", "seckill-acceptance-"); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer func() { _ = os.RemoveAll(dir) }()
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
 	built = programs{api: filepath.Join(dir, "order-api"), worker: filepath.Join(dir, "order-worker"), ctl: filepath.Join(dir, "seckillctl")}
 	for _, b := range []struct{ module, out string }{
 		{"../order-api", built.api}, {"../order-worker", built.worker}, {"../seckillctl", built.ctl},
 	} {
+		if _, err := os.Stat(b.out); err == nil {
+			continue
+		}
 		cmd := exec.Command("go", "build", "-race", "-tags", "failpoints", "-o", b.out, ".")
 		cmd.Dir = b.module
 		cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	"seckill/pkg/order"
@@ -120,10 +121,24 @@ func (s *stack) quiet(activity string, pending bool) {
 	})
 }
 
+// wrong tells the first few broken promises and counts them all.
+type wrong struct {
+	t testing.TB
+	n int
+}
+
+func (w *wrong) add(format string, args ...any) {
+	if w.n++; w.n <= 20 {
+		w.t.Helper()
+		w.t.Errorf(format, args...)
+	}
+}
+
 // promises checks P1 to P4 of a quiet sale. accepted are the orders that buyers were told of.
 func (s *stack) promises(activity string, accepted ...string) {
 	s.t.Helper()
 	p := s.picture(activity)
+	w := &wrong{t: s.t}
 	byID := map[string]row{}
 	live := map[string]int{} // pool → units
 	users := map[string]int{}
@@ -133,22 +148,22 @@ func (s *stack) promises(activity string, accepted ...string) {
 		byID[r.id] = r
 		st, err := order.ParseStatus(r.status)
 		if err != nil {
-			s.t.Error(err)
+			w.add("%v", err)
 		}
 		if st.Live() {
 			live[r.sku+"/"+r.pool] += r.quantity
 			users[r.user] += r.quantity
 		}
-		s.ledger(r)
+		s.ledger(w, r)
 		if rec, ok := p.records[r.id]; !ok && r.origin == "order" {
-			s.t.Errorf("order %s is %s in MySQL and unknown in Redis", r.id, r.status)
+			w.add("order %s is %s in MySQL and unknown in Redis", r.id, r.status)
 		} else if ok && (rec.Status != st || rec.User != r.user || rec.Pool != r.pool || rec.Quantity != r.quantity) {
-			s.t.Errorf("order %s: %+v in MySQL, %+v in Redis", r.id, r, rec)
+			w.add("order %s: %+v in MySQL, %+v in Redis", r.id, r, rec)
 		}
 	}
 	for id, rec := range p.records {
 		if _, ok := byID[id]; !ok {
-			s.t.Errorf("order %s is %s in Redis and unknown in MySQL", id, rec.Status)
+			w.add("order %s is %s in Redis and unknown in MySQL", id, rec.Status)
 		}
 		if rec.Status.Live() {
 			records[rec.SKU+"/"+rec.Pool] += rec.Quantity
@@ -159,43 +174,43 @@ func (s *stack) promises(activity string, accepted ...string) {
 	for _, id := range accepted {
 		r, ok := byID[id]
 		if !ok {
-			s.t.Errorf("order %s was accepted and has no row", id)
+			w.add("order %s was accepted and has no row", id)
 		}
 		if r.status == "rejected" && r.reason == "" {
-			s.t.Errorf("order %s was rejected without a reason", id)
+			w.add("order %s was rejected without a reason", id)
 		}
 	}
 	for id := range byID {
 		if !slices.Contains(accepted, id) {
-			s.t.Errorf("order %s exists and nobody was told of it", id)
+			w.add("order %s exists and nobody was told of it", id)
 		}
 	}
-	s.pools(activity, live, records)
+	s.pools(w, activity, live, records)
 	for _, side := range []struct {
 		store        string
 		sums, counts map[string]int
 	}{{"MySQL", users, p.holdings}, {"Redis", recordUsers, p.held}} {
 		for u, n := range side.sums {
 			if n > p.limit {
-				s.t.Errorf("%s holds %d units in %s, the limit is %d", u, n, side.store, p.limit)
+				w.add("%s holds %d units in %s, the limit is %d", u, n, side.store, p.limit)
 			}
 			if side.counts[u] != n {
-				s.t.Errorf("%s holds %d units by his orders in %s and %d by the counter", u, n, side.store, side.counts[u])
+				w.add("%s holds %d units by his orders in %s and %d by the counter", u, n, side.store, side.counts[u])
 			}
 		}
 		for u, n := range side.counts {
 			if side.sums[u] != n {
-				s.t.Errorf("%s holds %d units by the counter in %s and %d by his orders", u, n, side.store, side.sums[u])
+				w.add("%s holds %d units by the counter in %s and %d by his orders", u, n, side.store, side.sums[u])
 			}
 		}
 	}
-	if s.t.Failed() {
-		s.t.Fatalf("promises broken in %s", activity)
+	if w.n > 0 {
+		s.t.Fatalf("%d promises broken in %s", w.n, activity)
 	}
 }
 
 // ledger checks that the entries of an order explain its state, each once (P3).
-func (s *stack) ledger(r row) {
+func (s *stack) ledger(w *wrong, r row) {
 	s.t.Helper()
 	sold := s.count("SELECT COUNT(*) FROM stock_ledger WHERE ref = ? AND op = 'sell' AND account = 'sale'", r.id)
 	back := s.count("SELECT COUNT(*) FROM stock_ledger WHERE ref = ? AND op IN ('cancel','refund') AND account = 'sale'", r.id)
@@ -203,15 +218,15 @@ func (s *stack) ledger(r row) {
 	switch {
 	case r.status == "pending" || r.status == "paid":
 		if sold != 1 || back != 0 || delta != -r.quantity {
-			s.t.Errorf("order %s is %s, its ledger: sold %d times, returned %d times, %d units", r.id, r.status, sold, back, delta)
+			w.add("order %s is %s, its ledger: sold %d times, returned %d times, %d units", r.id, r.status, sold, back, delta)
 		}
 	case sold != back || delta != 0:
-		s.t.Errorf("order %s is %s, its ledger: sold %d times, returned %d times, %d units", r.id, r.status, sold, back, delta)
+		w.add("order %s is %s, its ledger: sold %d times, returned %d times, %d units", r.id, r.status, sold, back, delta)
 	}
 }
 
 // pools checks P1 and P4: units are conserved in both stores.
-func (s *stack) pools(activity string, live, records map[string]int) {
+func (s *stack) pools(w *wrong, activity string, live, records map[string]int) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -237,17 +252,17 @@ func (s *stack) pools(activity string, live, records map[string]int) {
 		k := sku + "/" + pool
 		level, ok := levels[sku][pool]
 		if !ok {
-			s.t.Errorf("%s has no level in Redis", k)
+			w.add("%s has no level in Redis", k)
 		}
 		ledger := s.count("SELECT SUM(delta) FROM stock_ledger WHERE activity_id = ? AND sku_id = ? AND pool = ? AND account = 'sale'", activity, sku, pool)
 		if live[k] > allocated || records[k] > allocated || available < 0 || level < 0 {
-			s.t.Errorf("%s oversold: %d allocated, %d live in MySQL, %d in Redis, %d available, %d on sale", k, allocated, live[k], records[k], available, level)
+			w.add("%s oversold: %d allocated, %d live in MySQL, %d in Redis, %d available, %d on sale", k, allocated, live[k], records[k], available, level)
 		}
 		if counted != live[k] || allocated != available+withheld+live[k]+returned || ledger != available {
-			s.t.Errorf("%s in MySQL: %d allocated, %d available, %d withheld, %d live (%d counted), %d returned, ledger %d", k, allocated, available, withheld, live[k], counted, returned, ledger)
+			w.add("%s in MySQL: %d allocated, %d available, %d withheld, %d live (%d counted), %d returned, ledger %d", k, allocated, available, withheld, live[k], counted, returned, ledger)
 		}
 		if level != available || records[k] != live[k] {
-			s.t.Errorf("%s: %d available and %d live in MySQL, %d on sale and %d live in Redis", k, available, live[k], level, records[k])
+			w.add("%s: %d available and %d live in MySQL, %d on sale and %d live in Redis", k, available, live[k], level, records[k])
 		}
 	}
 	if err := rows.Err(); err != nil {
