@@ -25,11 +25,10 @@
 -- Idempotent by order id and by idempotency key. One slot.
 local ulid, user, sku, qty, idem, digest = ARGV[1], ARGV[2], ARGV[3], ARGV[5], ARGV[6], ARGV[7]
 local pools = #ARGV - 7
+local pcall = redis.pcall
 
-local function failed(r)
-  return type(r) == 'table' and r.err
-end
--- A wrong type is a finding about the data; any other error belongs to the caller as it is.
+-- A wrong type is a finding about the data; any other error belongs to the caller as it is. Replies
+-- are tested for errors in place: this script is the sale's bottleneck, and calls cost.
 local function report(r, what)
   if string.find(r.err, '^WRONGTYPE') then
     return {'corrupt', what}
@@ -41,18 +40,19 @@ local function number(s)
   return s and #s <= 15 and string.find(s, '^%d+$') and tonumber(s)
 end
 
-local status = redis.pcall('HGET', KEYS[3], 's')
-if failed(status) then return report(status, 'record') end
-if status then
+-- One field tells whether there is a record; the rest is read only for a replay.
+local s = pcall('HGET', KEYS[3], 's')
+if s then
+  if type(s) == 'table' then return report(s, 'record') end
   local rec = redis.call('HMGET', KEYS[3], 'o', 'x', 'i', 'w', 'd')
-  return {'replay', status, rec[1] or '', rec[2] or '', rec[3] or '', rec[4] or '', rec[5] or ''}
+  return {'replay', s, rec[1] or '', rec[2] or '', rec[3] or '', rec[4] or '', rec[5] or ''}
 end
 local idemkey
 if idem ~= '' then
   idemkey = KEYS[7 + pools]
-  local seen = redis.pcall('GET', idemkey)
-  if failed(seen) then return report(seen, 'idempotency key') end
+  local seen = pcall('GET', idemkey)
   if seen then
+    if type(seen) == 'table' then return report(seen, 'idempotency key') end
     if string.sub(seen, 27) ~= digest then return {'key_reused'} end
     return {'key', string.sub(seen, 1, 26)}
   end
@@ -62,14 +62,16 @@ if #qty > 7 or not string.find(qty, '^[1-9]%d*$') or pools < 1 then return {'inv
 local want = tonumber(qty)
 if want > 1000000 then return {'invalid'} end
 
-local a = redis.pcall('HMGET', KEYS[1], 'limit', 'start', 'end', 'warm', 'open', 'paused',
-  'qualified', 'epoch', 'currency', 'timeout', 'version', 'price:' .. sku)
-if failed(a) then return report(a, 'activity') end
+local a = pcall('HMGET', KEYS[1], 'limit', 'start', 'end', 'warm', 'open', 'paused',
+  'qualified', 'frozen:' .. sku)
+if a.err then return report(a, 'activity') end
 if redis.call('EXISTS', KEYS[2]) == 1 then return {'ended'} end
-if not a[1] then return {'not_found'} end
-if not a[4] or a[4] == '0' or a[5] ~= a[4] then return {'not_warmed'} end
-local limit, starts, ends = number(a[1]), number(a[2]), number(a[3])
-if not (limit and starts and ends and number(a[11]) and a[8] and a[9] and a[10]) then
+local limit, warm = a[1], a[4]
+if not limit then return {'not_found'} end
+if not warm or warm == '0' or a[5] ~= warm then return {'not_warmed'} end
+limit = number(limit)
+local starts, ends = number(a[2]), number(a[3])
+if not (limit and starts and ends) then
   return {'corrupt', 'activity'}
 end
 local t = redis.call('TIME')
@@ -78,26 +80,29 @@ local at = tonumber(now)
 if at >= ends then return {'ended'} end
 if at < starts then return {'not_started', a[2], now} end
 if a[6] == '1' then return {'paused'} end
-if not a[12] then return {'invalid'} end
+if not a[8] then return {'invalid'} end
 if a[7] == '1' and redis.call('EXISTS', KEYS[6]) == 0 then return {'not_qualified'} end
 
-local held = redis.pcall('HGET', KEYS[4], 'held')
-if failed(held) then return report(held, 'limit') end
-local holds = number(held or '0')
-if not holds then return {'corrupt', 'limit'} end
-if holds + want > limit then
-  local ids = {'limit'}
-  for _, f in ipairs(redis.call('HKEYS', KEYS[4])) do
-    if f ~= 'held' then ids[#ids + 1] = f end
+local held, total = pcall('HGET', KEYS[4], 'held'), qty
+if held or want > limit then
+  if type(held) == 'table' then return report(held, 'limit') end
+  local holds = number(held or '0')
+  if not holds then return {'corrupt', 'limit'} end
+  if holds + want > limit then
+    local ids = {'limit'}
+    for _, f in ipairs(redis.call('HKEYS', KEYS[4])) do
+      if f ~= 'held' then ids[#ids + 1] = f end
+    end
+    return ids
   end
-  return ids
+  total = string.format('%d', holds + want)
 end
 
 local stock, pool
 for i = 1, pools do
-  local n = redis.pcall('GET', KEYS[6 + i])
-  if failed(n) then return report(n, 'stock') end
+  local n = pcall('GET', KEYS[6 + i])
   if not n then return {'not_warmed'} end
+  if type(n) == 'table' then return report(n, 'stock') end
   local left = number(n)
   if not left then return {'corrupt', 'stock'} end
   if left >= want then
@@ -107,12 +112,17 @@ for i = 1, pools do
 end
 if not stock then return {'sold_out'} end
 
--- The outbox is the one key that was not read. Its write comes first, so that a wrong type still
+-- Outbox and version were not read. They are written first, so that a wrong type or value still
 -- leaves everything as it was.
-local added = redis.pcall('ZADD', KEYS[5], now, ulid)
-if failed(added) then return report(added, 'outbox') end
+local added = pcall('ZADD', KEYS[5], now, ulid)
+if type(added) == 'table' then return report(added, 'outbox') end
+local version = pcall('HINCRBY', KEYS[1], 'version', 1)
+if type(version) == 'table' then
+  redis.call('ZREM', KEYS[5], ulid)
+  return {'corrupt', 'activity'}
+end
 local o = user .. '|' .. sku .. '|' .. pool .. '|' .. qty
-local x = now .. '|' .. a[12] .. '|' .. a[9] .. '|' .. a[10] .. '|' .. a[8] .. '|' .. ARGV[4]
+local x = now .. '|' .. a[8] .. '|' .. ARGV[4]
 redis.call('DECRBY', stock, qty)
 if idemkey then
   redis.call('HSET', KEYS[3], 's', 'r', 'o', o, 'x', x, 'i', idem)
@@ -120,6 +130,5 @@ if idemkey then
 else
   redis.call('HSET', KEYS[3], 's', 'r', 'o', o, 'x', x)
 end
-redis.call('HSET', KEYS[4], 'held', string.format('%d', holds + want), ulid, qty)
-redis.call('HINCRBY', KEYS[1], 'version', 1)
+redis.call('HSET', KEYS[4], 'held', total, ulid, qty)
 return {'ok', o, x}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"seckill/pkg/order"
@@ -72,7 +73,11 @@ func (a *Activity) fields() ([]string, error) {
 		"catalogue", string(blob),
 	}
 	for _, item := range a.Items {
-		f = append(f, "price:"+item.SKU, strconv.FormatInt(item.PriceMinor, 10))
+		// Joined as the record has it (frozen): one field for the reserve script to read.
+		f = append(f, "frozen:"+item.SKU, strings.Join([]string{
+			strconv.FormatInt(item.PriceMinor, 10), a.Currency,
+			strconv.FormatInt(a.PaymentTimeout.Milliseconds(), 10), strconv.FormatUint(a.Epoch, 10),
+		}, "|"))
 	}
 	return f, nil
 }

@@ -73,7 +73,7 @@ func TestAnnouncingNeverTouchesAWarmSale(t *testing.T) {
 	if err != nil || got.PerUserLimit != 7 || len(got.Items) != 1 || got.Items[0].SKU != "sku-9" {
 		t.Errorf("edited %+v, %v", got, err)
 	}
-	if b.raw.HExists(ctxFor(t), b.keys("cold", 0).activity(), "price:sku-1").Val() {
+	if b.raw.HExists(ctxFor(t), b.keys("cold", 0).activity(), "frozen:sku-1").Val() {
 		t.Error("a sku that was dropped can still be bought")
 	}
 }
