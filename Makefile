@@ -25,7 +25,7 @@ down: ## end what make up and make run started, and nothing else
 build: ## bin/order-api, bin/order-worker, bin/seckillctl
 	@mkdir -p $(BIN)
 	@for s in order-api order-worker seckillctl; do \
-	  (cd services/$$s && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(BIN)/$$s .); \
+	  (cd services/$$s && go build -o $(BIN)/$$s .); \
 	done
 
 .PHONY: demo
