@@ -12,6 +12,7 @@ require (
 	go.uber.org/goleak v1.3.0
 	go.yaml.in/yaml/v3 v3.0.5
 	google.golang.org/protobuf v1.36.12
+	pgregory.net/rapid v1.3.0
 	seckill/lua v0.0.0-00010101000000-000000000000
 	seckill/proto v0.0.0-00010101000000-000000000000
 )
