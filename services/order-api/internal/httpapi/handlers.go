@@ -218,12 +218,17 @@ func (a *api) activity(c *gin.Context) error {
 	return nil
 }
 
-// regionLeft sums what a buyer of the region may get: the region's own pool and its fallbacks.
+// regionLeft sums what a buyer of the region may get: the region's own pool and its fallbacks. It
+// sets the sum and does not add to it: a region with a pool and fallbacks is met twice.
 func regionLeft(snap *checkout.Snapshot, sku, region string, into map[string]int) {
+	sum, known := 0, false
 	for _, pool := range snap.PoolsFor(sku, region) {
 		if left, ok := snap.Levels[sku][pool]; ok {
-			into[region] += left
+			sum, known = sum+left, true
 		}
+	}
+	if known {
+		into[region] = sum
 	}
 }
 
