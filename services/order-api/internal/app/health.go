@@ -2,7 +2,9 @@ package app
 
 import (
 	"context"
+	"errors"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,13 +19,21 @@ const redisPatience = 5 * time.Second
 // health decides readiness.
 type health struct {
 	redis interface{ Ping(context.Context) error }
-	queue interface{ State() messaging.State }
+	queue interface {
+		State() messaging.State
+		Check(ctx context.Context) error
+	}
 
 	draining atomic.Bool
 	lastSeen atomic.Int64 // Unix nanoseconds of the last answer from Redis; 0 before the first
 }
 
+// run looks at Redis until ctx ends, and at the broker until its topology was looked at once: from
+// then on the client does that by itself.
 func (h *health) run(ctx context.Context) {
+	var topology sync.WaitGroup
+	defer topology.Wait()
+	topology.Go(func() { h.checkTopology(ctx) })
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -32,6 +42,24 @@ func (h *health) run(ctx context.Context) {
 			h.lastSeen.Store(time.Now().UnixNano())
 		}
 		cancel()
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (h *health) checkTopology(ctx context.Context) {
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		check, cancel := context.WithTimeout(ctx, 10*time.Second)
+		err := h.queue.Check(check)
+		cancel()
+		if err == nil || errors.Is(err, messaging.ErrTopology) {
+			return
+		}
 		select {
 		case <-ctx.Done():
 			return

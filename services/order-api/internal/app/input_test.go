@@ -17,7 +17,7 @@ import (
 // O03, O29 and the list of bad input: each has its code, and nothing is written or published.
 func TestBadInputIsRefusedWithItsCodeAndLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newWorldWithBroker(t)
 	broker := w.declare()
 	orders := w.collect(broker, messaging.QueueOrders)
 	payments := w.collect(broker, messaging.QueuePayments)

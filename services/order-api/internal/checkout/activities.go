@@ -30,10 +30,14 @@ type Snapshot struct {
 	At time.Time
 	// clockOffset is Redis' clock minus this process' clock.
 	clockOffset time.Duration
+	offsetAt    time.Time // when clockOffset was measured
 }
 
+// clockMaxAge is how long a measured clock offset is used.
+const clockMaxAge = 2 * time.Second
+
 // Now is the present time by Redis' clock, as far as the snapshot knows it.
-func (s *Snapshot) Now() time.Time { return time.Now().Add(s.clockOffset).UTC() }
+func (s *Snapshot) Now() time.Time { return time.Now().Round(0).Add(s.clockOffset).UTC() }
 
 // Age is how old the snapshot is at most.
 func (s *Snapshot) Age() time.Duration { return time.Since(s.At) }
@@ -145,37 +149,79 @@ func (a *activities) load(ctx context.Context, id string) (*Snapshot, error) {
 	}
 }
 
+// read takes one round trip for an activity that is known: what is left is read beside the activity
+// itself, by the catalogue known so far.
 func (a *activities) read(ctx context.Context, id string) (*Snapshot, error) {
 	at := time.Now()
+	known := a.last(id)
+	var (
+		levels    map[string]map[string]int
+		levelsErr error
+		beside    sync.WaitGroup
+	)
+	if known != nil {
+		beside.Go(func() { levels, levelsErr = a.store.Levels(ctx, &known.Activity) })
+	}
+	offset, offsetAt, clockErr := time.Duration(0), at, error(nil)
+	if known != nil && at.Sub(known.offsetAt) < clockMaxAge {
+		offset, offsetAt = known.clockOffset, known.offsetAt
+	} else {
+		beside.Go(func() { offset, clockErr = a.clock(ctx) })
+	}
 	act, err := a.store.Activity(ctx, id)
+	beside.Wait()
 	if errors.Is(err, stock.ErrActivityNotFound) {
 		return nil, a.vanished(id, at)
 	}
 	if err != nil {
 		return nil, err
 	}
-	levels, err := a.store.Levels(ctx, &act)
-	if err != nil {
+	if act.Ended && len(act.Items) == 0 && known != nil {
+		// The hash is gone and the marker is left: what was known of the sale is still true.
+		last := known.Activity
+		last.Ended, last.Settled = true, act.Settled
+		act = last
+	}
+	if known == nil || !sameCells(&known.Activity, &act) {
+		levels, levelsErr = a.store.Levels(ctx, &act)
+	}
+	if err := errors.Join(levelsErr, clockErr); err != nil {
 		return nil, err
 	}
+	s := &Snapshot{Activity: act, Levels: levels, At: at, clockOffset: offset, offsetAt: offsetAt}
+	a.keep(id, s)
+	return s, nil
+}
+
+// clock measures how far Redis' clock is ahead of this process' clock.
+func (a *activities) clock(ctx context.Context) (time.Duration, error) {
 	before := time.Now()
 	clock, err := a.store.Now(ctx)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	// The clock was read somewhere between request and reply: the middle halves the error.
+	// It was read somewhere between request and reply: the middle halves the error. Round strips the
+	// monotonic reading, so that a step of the wall clock shows in the next measurement.
 	after := time.Now()
-	if act.Ended && len(act.Items) == 0 {
-		// The hash is gone and the marker is left: what was known of the sale is still true.
-		if known := a.last(id); known != nil {
-			known := known.Activity
-			known.Ended, known.Settled = true, act.Settled
-			act = known
+	return clock.Sub(before.Add(after.Sub(before) / 2).Round(0)), nil
+}
+
+// sameCells reports whether two copies of an activity have the same stock keys.
+func sameCells(x, y *stock.Activity) bool {
+	if x.Buckets != y.Buckets || len(x.Items) != len(y.Items) {
+		return false
+	}
+	for i := range x.Items {
+		if x.Items[i].SKU != y.Items[i].SKU || len(x.Items[i].Pools) != len(y.Items[i].Pools) {
+			return false
+		}
+		for pool := range x.Items[i].Pools {
+			if _, ok := y.Items[i].Pools[pool]; !ok {
+				return false
+			}
 		}
 	}
-	s := &Snapshot{Activity: act, Levels: levels, At: at, clockOffset: clock.Sub(before.Add(after.Sub(before) / 2))}
-	a.keep(id, s)
-	return s, nil
+	return true
 }
 
 func (a *activities) last(id string) *Snapshot {

@@ -234,6 +234,9 @@ func (s *Service) acquire() error {
 
 func (s *Service) release() { <-s.slots }
 
+// InFlight is how many requests work in Redis right now.
+func (s *Service) InFlight() int { return len(s.slots) }
+
 // Activity returns a snapshot that is at most a second old.
 func (s *Service) Activity(ctx context.Context, id string) (*Snapshot, error) {
 	if !order.ValidActivityID(id) {
