@@ -56,6 +56,7 @@ type Options struct {
 	DSN       string // default: a schema on the shared server
 	RedisAddr string // default: a prefix on the shared server
 	BrokerURL string // default: a vhost on the shared broker
+	Redis     *testkit.RedisEnv
 	MySQL     store.Config
 }
 
@@ -84,7 +85,11 @@ func New(t testing.TB, o Options) *Bench {
 
 	redis := stock.Config{Addrs: []string{o.RedisAddr}}
 	if o.RedisAddr == "" {
-		env := testkit.Redis(t)
+		env := o.Redis
+		if env == nil {
+			own := testkit.Redis(t)
+			env = &own
+		}
 		redis = stock.Config{Addrs: []string{env.Addr}, DB: env.DB, Prefix: env.Prefix}
 	}
 	b.Stock, err = stock.New(redis, log, b.Registry)
