@@ -363,16 +363,16 @@ func fetchWith(ctx context.Context, c *http.Client, method, url string, header m
 
 // reply is an answer of the storefront API. Err is set when there was none.
 type reply struct {
-	Status  int
-	OrderID string `json:"order_id"`
-	State   string `json:"status"`
-	Code    string `json:"code"`
-	Reason  string `json:"reason"`
-	Pool    string `json:"pool"`
-	Due     bool   `json:"refund_due"`
-	Body    string `json:"-"`
-	Err     error  `json:"-"`
-	Took    time.Duration
+	Status  int           `json:"-"`
+	OrderID string        `json:"order_id"`
+	State   string        `json:"-"` // "status" of an order; a problem's is a number
+	Code    string        `json:"code"`
+	Reason  string        `json:"reason"`
+	Pool    string        `json:"pool"`
+	Due     bool          `json:"refund_due"`
+	Body    string        `json:"-"`
+	Err     error         `json:"-"`
+	Took    time.Duration `json:"-"`
 }
 
 func (r reply) accepted() bool { return r.Err == nil && r.Status == http.StatusAccepted }
@@ -397,6 +397,13 @@ func (s *stack) call(method, url, user string, header map[string]string, body st
 	r := reply{Err: err, Body: text, Took: time.Since(started)}
 	if err == nil && text != "" {
 		r.Err = json.Unmarshal([]byte(text), &r)
+		var state struct {
+			Status any `json:"status"`
+		}
+		if r.Err == nil {
+			r.Err = json.Unmarshal([]byte(text), &state)
+		}
+		r.State, _ = state.Status.(string)
 	}
 	r.Status = status
 	return r
