@@ -48,6 +48,12 @@ race: up ## the same, each test RACE_COUNT times (3)
 chaos: up ## the crash tests: processes killed and servers stopped at the worst places
 	@deploy/local/chaos.sh
 
+.PHONY: bench
+bench: ## measure the system beside a handler that does nothing (LONG=1: thorough; up to 5 min else)
+	@mkdir -p $(BIN)
+	@cd services/bench && go build -o $(BIN)/bench .
+	@$(BIN)/bench run -root $(CURDIR) -out $(CURDIR)/bench-results $(if $(LONG),-long) $(BENCH_ARGS)
+
 .PHONY: lint
 lint: tools ## golangci-lint, buf, gofmt, tidiness, generated code
 	@TOOLS=$(TOOLS) deploy/lint.sh

@@ -61,15 +61,16 @@ func runBench(ctx context.Context, args []string) error {
 	out := f.String("out", "bench-results", "folder for bench.json and bench.svg")
 	root := f.String("root", ".", "root of the repository")
 	only := f.String("only", "", "parts to run, with commas: "+strings.Join(scenario.Parts, ","))
+	rounds := f.Int("rounds", 0, "rounds, in place of the mode's 3 or 5")
 	profile := f.String("profile", "", "folder for CPU, heap, mutex and block profiles")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	if err := scenario.EnsureTool(ctx, log); err != nil {
+	if err := scenario.EnsureTools(ctx, log); err != nil {
 		return err
 	}
-	cfg := scenario.Config{Root: *root, Long: *long, Profile: *profile, Only: map[string]bool{}}
+	cfg := scenario.Config{Root: *root, Long: *long, Rounds: *rounds, Profile: *profile, Only: map[string]bool{}}
 	for part := range strings.SplitSeq(*only, ",") {
 		if part != "" {
 			cfg.Only[part] = true

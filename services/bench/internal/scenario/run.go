@@ -27,6 +27,7 @@ type Config struct {
 	Root    string // of the repository
 	Scratch string
 	Long    bool
+	Rounds  int             // in place of the mode's; 0: the mode's
 	Only    map[string]bool // parts to run; empty: all
 	Profile string          // folder for profiles; empty: none
 }
@@ -65,6 +66,9 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger) (_ *Figures, err err
 	}
 	if cfg.Long {
 		r.out.Mode, r.out.Rounds, r.window, r.nTokens = "long", 5, 10*time.Second, 1_200_000
+	}
+	if cfg.Rounds > 0 {
+		r.out.Rounds = cfg.Rounds
 	}
 	r.step("start servers and build programs")
 	bin := filepath.Join(cfg.Scratch, "bin")
@@ -960,21 +964,31 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// EnsureTool looks for wrk and, where the machine is a Debian and we are root, installs it.
-func EnsureTool(ctx context.Context, log *slog.Logger) error {
-	if _, err := exec.LookPath("wrk"); err == nil {
+// EnsureTools looks for the load tool and the servers and, where the machine is a Debian and we are
+// root, installs what is missing.
+func EnsureTools(ctx context.Context, log *slog.Logger) error {
+	var missing []string
+	for _, t := range []struct{ program, pkg string }{
+		{"wrk", "wrk"}, {"redis-server", "redis-server"}, {"rabbitmqctl", "rabbitmq-server"}, {"mariadbd", "mariadb-server"},
+	} {
+		_, err := exec.LookPath(t.program)
+		if err != nil {
+			_, err = exec.LookPath("/usr/sbin/" + t.program)
+		}
+		if err != nil {
+			missing = append(missing, t.pkg)
+		}
+	}
+	if len(missing) == 0 {
 		return nil
 	}
-	if os.Geteuid() != 0 {
-		return load.ErrNoWrk
+	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
+		return fmt.Errorf("a measurement needs %s", strings.Join(missing, ", "))
 	}
-	if _, err := exec.LookPath("apt-get"); err != nil {
-		return load.ErrNoWrk
-	}
-	log.Info("install wrk with apt-get")
-	for _, args := range [][]string{{"update", "-q"}, {"install", "-y", "-q", "wrk"}} {
-		if out, err := exec.CommandContext(ctx, "apt-get", args...).CombinedOutput(); err != nil { //nolint:gosec // fixed arguments
-			return fmt.Errorf("install wrk: %w: %s", err, out)
+	log.Info("install with apt-get", "packages", missing)
+	for _, args := range [][]string{{"update", "-q"}, append([]string{"install", "-y", "-q"}, missing...)} {
+		if out, err := exec.CommandContext(ctx, "apt-get", args...).CombinedOutput(); err != nil { //nolint:gosec // names from above
+			return fmt.Errorf("install %v: %w: %s", missing, err, out)
 		}
 	}
 	return nil
