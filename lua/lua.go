@@ -44,4 +44,20 @@ var (
 	End string
 	//go:embed qualify.lua
 	Qualify string
+	//go:embed fence.lua
+	Fence string
+	//go:embed cleanup_records.lua
+	CleanupRecords string
+	//go:embed cleanup_keys.lua
+	CleanupKeys string
+	//go:embed settle.lua
+	Settle string
+	//go:embed add_stock.lua
+	AddStock string
+	//go:embed repair.lua
+	Repair string
+	//go:embed rebuild_records.lua
+	RebuildRecords string
+	//go:embed rebuild_wipe.lua
+	RebuildWipe string
 )

@@ -3,6 +3,7 @@ module seckill/pkg
 go 1.26.0
 
 require (
+	github.com/bsm/redislock v0.9.4
 	github.com/oklog/ulid/v2 v2.1.2
 	github.com/prometheus/client_golang v1.25.0
 	github.com/rabbitmq/amqp091-go v1.16.0

@@ -169,41 +169,50 @@ func (c *Client) Announce(ctx context.Context, a *Activity) error {
 // ErrAlreadyWarm: a bucket is open already, its stock is live and stays. ErrStaleWarm: a later
 // attempt was here. ErrEnded: the end marker is there. Repeating it with the same number is safe.
 func (c *Client) PrepareWarm(ctx context.Context, a *Activity, number uint64, amounts map[string]map[string]int) error {
-	if err := a.validate(); err != nil {
-		return fmt.Errorf("warm activity: %w", err)
+	split := make([]map[string]map[string]int, a.buckets())
+	for b := range split {
+		split[b] = make(map[string]map[string]int, len(amounts))
+		for sku, pools := range amounts {
+			split[b][sku] = make(map[string]int, len(pools))
+			for pool, n := range pools {
+				split[b][sku][pool] = Share(n, b, a.buckets())
+			}
+		}
 	}
-	if number == 0 {
-		return fmt.Errorf("warm activity %s: %w: attempt number 0", a.ID, ErrInvalid)
+	return c.prepare(ctx, "warm", a, number, split)
+}
+
+// prepare writes catalogue and stock into every bucket, closed. mode is warm or rebuild.
+func (c *Client) prepare(ctx context.Context, mode string, a *Activity, number uint64, amounts []map[string]map[string]int) error {
+	if err := a.validate(); err != nil {
+		return fmt.Errorf("%s activity: %w", mode, err)
+	}
+	if number == 0 || len(amounts) != a.buckets() {
+		return fmt.Errorf("%s activity %s: %w: attempt %d, amounts of %d buckets", mode, a.ID, ErrInvalid, number, len(amounts))
 	}
 	f, err := a.fields()
 	if err != nil {
 		return err
 	}
-	type cell struct {
-		sku, pool string
-		units     int
-	}
-	var cells []cell
-	for _, item := range a.Items {
-		for pool := range item.Pools {
-			n, ok := amounts[item.SKU][pool]
-			if !ok || n < 0 {
-				return fmt.Errorf("warm activity %s: %w: no amount for pool %q of sku %q", a.ID, ErrInvalid, pool, item.SKU)
-			}
-			cells = append(cells, cell{item.SKU, pool, n})
-		}
-	}
-	calls := a.each(func(b int) *scriptCmd {
+	calls := make([]*scriptCmd, a.buckets())
+	for b := range calls {
 		k := c.keys(a.ID, b)
 		keys := []string{k.activity(), k.end()}
-		args := []string{strconv.FormatUint(number, 10), strconv.Itoa(len(cells))}
-		for _, x := range cells {
-			keys = append(keys, k.stock(x.sku, x.pool))
-			args = append(args, strconv.Itoa(Share(x.units, b, a.buckets())))
+		args := []string{strconv.FormatUint(number, 10), "", mode}
+		for _, item := range a.Items {
+			for pool := range item.Pools {
+				n, ok := amounts[b][item.SKU][pool]
+				if !ok || n < 0 {
+					return fmt.Errorf("%s activity %s: %w: no amount for pool %q of sku %q", mode, a.ID, ErrInvalid, pool, item.SKU)
+				}
+				keys = append(keys, k.stock(item.SKU, pool))
+				args = append(args, strconv.Itoa(n))
+			}
 		}
-		return c.scripts.warmPrepare.call(keys, slices.Concat(args, f)...)
-	})
-	return c.runAll(ctx, "warm activity "+a.ID, calls,
+		args[1] = strconv.Itoa(len(keys) - 2)
+		calls[b] = c.scripts.warmPrepare.call(keys, slices.Concat(args, f)...)
+	}
+	return c.runAll(ctx, mode+" activity "+a.ID, calls,
 		map[string]error{"already": ErrAlreadyWarm, "stale": ErrStaleWarm, "ended": ErrEnded})
 }
 

@@ -24,7 +24,9 @@ func newScript(source string) script {
 type scripts struct {
 	reserve, confirm, release, park, unpark, refundDue script
 	announce, warmPrepare, warmOpen, pause, end        script
-	qualify                                            script
+	qualify, addStock                                  script
+	fence, cleanupRecords, cleanupKeys, settle         script
+	repair, rebuildRecords, rebuildWipe                script
 }
 
 func loadScripts() scripts {
@@ -41,6 +43,16 @@ func loadScripts() scripts {
 		pause:       newScript(lua.Pause),
 		end:         newScript(lua.End),
 		qualify:     newScript(lua.Qualify),
+		addStock:    newScript(lua.AddStock),
+
+		fence:          newScript(lua.Fence),
+		cleanupRecords: newScript(lua.CleanupRecords),
+		cleanupKeys:    newScript(lua.CleanupKeys),
+		settle:         newScript(lua.Settle),
+
+		repair:         newScript(lua.Repair),
+		rebuildRecords: newScript(lua.RebuildRecords),
+		rebuildWipe:    newScript(lua.RebuildWipe),
 	}
 }
 
