@@ -7,13 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
 	"syscall"
 
 	"seckill/pkg/config"
+	"seckill/pkg/observability"
 	"seckill/services/order-api/internal/app"
 )
 
@@ -37,14 +37,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		say("", err.Error())
 		return 1
 	}
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
+	log, err := observability.NewLogger(stderr, cfg.Log)
+	if err != nil {
 		say("", err.Error())
 		return 1
 	}
-	log := slog.New(slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: level}))
-
-	a, err := app.New(cfg, log)
+	a, err := app.New(ctx, cfg, log)
 	if err != nil {
 		say("", err.Error())
 		return 1

@@ -7,15 +7,14 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/pprof"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"seckill/pkg/lifecycle"
 	"seckill/pkg/messaging"
+	"seckill/pkg/observability"
 	"seckill/pkg/stock"
 	"seckill/services/order-api/internal/checkout"
 	"seckill/services/order-api/internal/httpapi"
@@ -31,26 +30,29 @@ type App struct {
 	broker   *messaging.Client
 	checkout *checkout.Service
 	handler  http.Handler
+	ready    *lifecycle.Readiness
 	health   *health
 
-	listener, metricsListener, debugListener net.Listener
+	listener net.Listener
+	ops      *observability.Server
 }
 
 // New builds the process and opens its listeners; it talks to no store. Run serves and closes it.
-func New(cfg Config, log *slog.Logger) (_ *App, err error) {
+func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *App, err error) {
 	cfg = cfg.WithDefaults()
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	a := &App{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
-	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	a := &App{cfg: cfg, log: log, registry: observability.NewRegistry(), ready: lifecycle.NewReadiness()}
 	if a.stock, err = stock.New(cfg.Redis, log, a.registry); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
 			_ = a.stock.Close()
-			a.closeListeners()
+			if a.listener != nil {
+				_ = a.listener.Close()
+			}
 		}
 	}()
 	if a.broker, err = messaging.New(cfg.RabbitMQ, log, a.registry); err != nil {
@@ -62,42 +64,22 @@ func New(cfg Config, log *slog.Logger) (_ *App, err error) {
 	if a.handler, err = httpapi.New(cfg.httpapi(), a.checkout, log, a.registry); err != nil {
 		return nil, err
 	}
-	a.health = &health{redis: a.stock, queue: a.broker}
-	if a.listener, err = listen(cfg.HTTP.Addr); err != nil {
-		return nil, err
+	a.health = &health{redis: a.stock, queue: a.broker, ready: a.ready}
+	var lc net.ListenConfig
+	if a.listener, err = lc.Listen(ctx, "tcp", cfg.HTTP.Addr); err != nil {
+		return nil, fmt.Errorf("listen for http: %w", err)
 	}
-	if a.metricsListener, err = listen(cfg.Metrics.Addr); err != nil {
+	if a.ops, err = observability.NewServer(ctx, cfg.Metrics.Addr, cfg.Debug.Addr, a.registry, a.ready, log); err != nil {
 		return nil, err
-	}
-	if cfg.Debug.Addr != "" {
-		if a.debugListener, err = listen(cfg.Debug.Addr); err != nil {
-			return nil, err
-		}
 	}
 	return a, nil
-}
-
-func listen(addr string) (net.Listener, error) {
-	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", addr, err)
-	}
-	return l, nil
-}
-
-func (a *App) closeListeners() {
-	for _, l := range []net.Listener{a.listener, a.metricsListener, a.debugListener} {
-		if l != nil {
-			_ = l.Close()
-		}
-	}
 }
 
 // Addr is where the storefront API listens.
 func (a *App) Addr() string { return a.listener.Addr().String() }
 
 // MetricsAddr is where health and metrics are served.
-func (a *App) MetricsAddr() string { return a.metricsListener.Addr().String() }
+func (a *App) MetricsAddr() string { return a.ops.Addr() }
 
 // Handler is the storefront API without its server.
 func (a *App) Handler() http.Handler { return a.handler }
@@ -118,26 +100,19 @@ func (a *App) Run(ctx context.Context) error {
 	checkoutDone.Add(1)
 	go func() { defer checkoutDone.Done(); a.checkout.Run(checkoutCtx) }()
 
-	front := a.server(a.handler)
-	ops := a.server(a.opsHandler())
-	servers := []*http.Server{front, ops}
-	listeners := []net.Listener{a.listener, a.metricsListener}
-	if a.debugListener != nil {
-		dbg := a.server(debugHandler())
-		dbg.WriteTimeout = 0 // a profile takes as long as it was asked to
-		servers, listeners = append(servers, dbg), append(listeners, a.debugListener)
-	}
-	failed := make(chan error, len(servers))
+	front := a.server()
+	failed := make(chan error, 2)
 	var serving sync.WaitGroup
-	for i := range servers {
-		serving.Add(1)
-		go func() {
-			defer serving.Done()
-			if err := servers[i].Serve(listeners[i]); !errors.Is(err, http.ErrServerClosed) {
-				failed <- fmt.Errorf("serve %s: %w", listeners[i].Addr(), err)
-			}
-		}()
-	}
+	serving.Go(func() {
+		if err := front.Serve(a.listener); !errors.Is(err, http.ErrServerClosed) {
+			failed <- fmt.Errorf("serve %s: %w", a.Addr(), err)
+		}
+	})
+	serving.Go(func() {
+		if err := a.ops.Run(background); err != nil {
+			failed <- fmt.Errorf("serve %s: %w", a.MetricsAddr(), err)
+		}
+	})
 	a.log.InfoContext(ctx, "order-api is serving", "addr", a.Addr(), "metrics_addr", a.MetricsAddr())
 
 	var runErr error
@@ -146,7 +121,7 @@ func (a *App) Run(ctx context.Context) error {
 	case runErr = <-failed:
 	}
 
-	a.health.draining.Store(true)
+	a.ready.SetDraining()
 	a.log.InfoContext(ctx, "order-api is stopping")
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.cfg.HTTP.StopTimeout)
 	defer cancel()
@@ -171,11 +146,6 @@ func (a *App) Run(ctx context.Context) error {
 	}
 	stopBackground()
 	healthDone.Wait()
-	for _, s := range servers[1:] {
-		if err := s.Shutdown(stop); err != nil {
-			_ = s.Close()
-		}
-	}
 	serving.Wait()
 	if err := a.stock.Close(); err != nil {
 		a.log.WarnContext(ctx, "redis connections did not close", "error", err)
@@ -184,9 +154,9 @@ func (a *App) Run(ctx context.Context) error {
 	return runErr
 }
 
-func (a *App) server(h http.Handler) *http.Server {
+func (a *App) server() *http.Server {
 	return &http.Server{
-		Handler:           h,
+		Handler:           a.handler,
 		ReadHeaderTimeout: a.cfg.HTTP.ReadHeaderTimeout,
 		ReadTimeout:       a.cfg.HTTP.ReadTimeout,
 		WriteTimeout:      a.cfg.HTTP.WriteTimeout,
@@ -195,22 +165,4 @@ func (a *App) server(h http.Handler) *http.Server {
 		// What net/http has to say of a client's connection is no event of ours.
 		ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelDebug),
 	}
-}
-
-func (a *App) opsHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
-	mux.HandleFunc("GET /readyz", a.health.serve)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(a.registry, promhttp.HandlerOpts{Registry: a.registry}))
-	return mux
-}
-
-func debugHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("/debug/pprof/", pprof.Index)
-	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	return mux
 }

@@ -3,11 +3,11 @@ package app
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"seckill/pkg/config"
 	"seckill/pkg/messaging"
+	"seckill/pkg/observability"
 	"seckill/pkg/stock"
 	"seckill/services/order-api/internal/checkout"
 	"seckill/services/order-api/internal/httpapi"
@@ -15,15 +15,15 @@ import (
 
 // Config is everything order-api can be told. The zero value of each field means its default.
 type Config struct {
-	HTTP     HTTPConfig       `mapstructure:"http"`
-	Metrics  MetricsConfig    `mapstructure:"metrics"`
-	Debug    DebugConfig      `mapstructure:"debug"`
-	Log      LogConfig        `mapstructure:"log"`
-	Redis    stock.Config     `mapstructure:"redis"`
-	RabbitMQ messaging.Config `mapstructure:"rabbitmq"`
-	Auth     AuthConfig       `mapstructure:"auth"`
-	Payment  PaymentConfig    `mapstructure:"payment"`
-	Checkout checkout.Config  `mapstructure:"checkout"`
+	HTTP     HTTPConfig              `mapstructure:"http"`
+	Metrics  MetricsConfig           `mapstructure:"metrics"`
+	Debug    DebugConfig             `mapstructure:"debug"`
+	Log      observability.LogConfig `mapstructure:"log"`
+	Redis    stock.Config            `mapstructure:"redis"`
+	RabbitMQ messaging.Config        `mapstructure:"rabbitmq"`
+	Auth     AuthConfig              `mapstructure:"auth"`
+	Payment  PaymentConfig           `mapstructure:"payment"`
+	Checkout checkout.Config         `mapstructure:"checkout"`
 }
 
 // HTTPConfig is the storefront's listener.
@@ -59,11 +59,6 @@ type DebugConfig struct {
 	Addr string `mapstructure:"addr"` // default none: no pprof
 }
 
-// LogConfig says how much is logged.
-type LogConfig struct {
-	Level string `mapstructure:"level"` // debug, info (default), warn, error
-}
-
 // AuthConfig says how bearer tokens are checked; exactly one of the keys is set.
 type AuthConfig struct {
 	JWTSecret    config.Secret `mapstructure:"jwt_secret"`
@@ -88,7 +83,6 @@ func (c Config) WithDefaults() Config {
 	def(&c.HTTP.MaxHeaderBytes, 16<<10)
 	def(&c.HTTP.StopTimeout, 15*time.Second)
 	def(&c.Metrics.Addr, ":9091")
-	def(&c.Log.Level, "info")
 	if c.RabbitMQ.Name == "" {
 		c.RabbitMQ.Name = "order-api"
 	}
@@ -107,10 +101,6 @@ func def[T comparable](v *T, d T) {
 func (c Config) Validate() error {
 	c = c.WithDefaults()
 	var errs []error
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(c.Log.Level)); err != nil {
-		errs = append(errs, fmt.Errorf("log.level: %q is none of debug, info, warn, error", c.Log.Level))
-	}
 	for name, d := range map[string]time.Duration{
 		"http.read_header_timeout": c.HTTP.ReadHeaderTimeout, "http.read_timeout": c.HTTP.ReadTimeout,
 		"http.write_timeout": c.HTTP.WriteTimeout, "http.idle_timeout": c.HTTP.IdleTimeout, "http.stop_timeout": c.HTTP.StopTimeout,

@@ -222,7 +222,7 @@ func TestWithoutRedisEveryAnswerIsUnavailableInTimeAndReadinessFollows(t *testin
 		wg.Wait()
 	}
 	testkit.Eventually(t, 10*time.Second, func() error {
-		if code, body := r.ops("/readyz"); code != 503 || !strings.Contains(body, "redis is away") {
+		if code, body := r.ops("/readyz"); code != 503 || !strings.Contains(body, `"detail":"away"`) {
 			return fmt.Errorf("%d %s", code, body)
 		}
 		return nil
@@ -247,7 +247,7 @@ func TestReadinessNamesAMissingTopology(t *testing.T) {
 	w := newWorldWithBroker(t)
 	r := w.replica(func(c *Config) { c.RabbitMQ.TopologyInterval = 200 * time.Millisecond })
 	eventually(t, func() error {
-		if code, body := r.ops("/readyz"); code != 503 || !strings.Contains(body, "topology is missing") {
+		if code, body := r.ops("/readyz"); code != 503 || !strings.Contains(body, `"detail":"missing`) {
 			return fmt.Errorf("%d %s", code, body)
 		}
 		return nil

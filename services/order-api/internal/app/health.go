@@ -3,34 +3,35 @@ package app
 import (
 	"context"
 	"errors"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/go-json-experiment/json"
-
+	"seckill/pkg/lifecycle"
 	"seckill/pkg/messaging"
 )
 
 // redisPatience is how long Redis may be away before the process is not ready (design §5).
 const redisPatience = 5 * time.Second
 
-// health decides readiness.
+// health watches the stores for readiness. The broker being away or blocked never makes the process
+// not ready: the same broker serves every replica, and reserving goes on without it.
 type health struct {
 	redis interface{ Ping(context.Context) error }
 	queue interface {
 		State() messaging.State
 		Check(ctx context.Context) error
 	}
-
-	draining atomic.Bool
+	ready    *lifecycle.Readiness
 	lastSeen atomic.Int64 // Unix nanoseconds of the last answer from Redis; 0 before the first
 }
 
 // run looks at Redis until ctx ends, and at the broker until its topology was looked at once: from
-// then on the client does that by itself.
+// then on the client does that by itself. The start is over with Redis' first answer.
 func (h *health) run(ctx context.Context) {
+	h.ready.Add("redis", func(context.Context) lifecycle.Check { return h.redisCheck(time.Now()) })
+	h.ready.Add("broker", func(context.Context) lifecycle.Check { return brokerCheck(h.queue.State()) })
+	h.ready.Add("topology", func(context.Context) lifecycle.Check { return topologyCheck(h.queue.State()) })
 	var topology sync.WaitGroup
 	defer topology.Wait()
 	topology.Go(func() { h.checkTopology(ctx) })
@@ -40,6 +41,7 @@ func (h *health) run(ctx context.Context) {
 		ping, cancel := context.WithTimeout(ctx, time.Second)
 		if h.redis.Ping(ping) == nil {
 			h.lastSeen.Store(time.Now().UnixNano())
+			h.ready.SetReady()
 		}
 		cancel()
 		select {
@@ -68,58 +70,35 @@ func (h *health) checkTopology(ctx context.Context) {
 	}
 }
 
-// status is the body of /readyz.
-type status struct {
-	Ready    bool   `json:"ready"`
-	Reason   string `json:"reason,omitempty"`
-	Redis    string `json:"redis"`
-	Broker   string `json:"broker"`
-	Topology string `json:"topology"`
-}
-
-// status says whether requests should be sent here. The broker being away or blocked never makes it
-// red: the same broker serves every replica, and reserving goes on without it.
-func (h *health) status(now time.Time) status {
-	q := h.queue.State()
-	s := status{Ready: true, Redis: "ok", Broker: "connected", Topology: string(q.Topology)}
-	switch {
-	case q.Blocked:
-		s.Broker = "blocked"
-	case !q.Connected:
-		s.Broker = "disconnected"
-	}
+func (h *health) redisCheck(now time.Time) lifecycle.Check {
 	last := h.lastSeen.Load()
-	away := now.Sub(time.Unix(0, last))
-	switch {
+	c := lifecycle.Check{OK: true, Required: true, Detail: "ok"}
+	switch away := now.Sub(time.Unix(0, last)); {
 	case last == 0:
-		s.Redis = "not reached yet"
-	case away >= 2*time.Second:
-		s.Redis = "away"
-	}
-	refuse := func(reason string) { s.Ready, s.Reason = false, reason }
-	switch {
-	case h.draining.Load():
-		refuse("draining")
-	case last == 0:
-		refuse("starting")
+		c.OK, c.Detail = false, "not reached yet"
 	case away >= redisPatience:
-		refuse("redis is away")
-	case q.Topology == messaging.TopologyMissing || q.Topology == messaging.TopologyDifferent:
-		refuse("broker topology is " + string(q.Topology))
+		c.OK, c.Detail = false, "away"
+	case away >= 2*time.Second:
+		c.Detail = "does not answer"
 	}
-	return s
+	return c
 }
 
-func (h *health) serve(w http.ResponseWriter, _ *http.Request) {
-	s := h.status(time.Now())
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
-	if !s.Ready {
-		w.WriteHeader(http.StatusServiceUnavailable)
+func brokerCheck(s messaging.State) lifecycle.Check {
+	switch {
+	case s.Blocked:
+		return lifecycle.Check{Detail: "blocked: " + s.BlockedReason}
+	case !s.Connected:
+		return lifecycle.Check{Detail: "disconnected"}
 	}
-	body, err := json.Marshal(s)
-	if err != nil {
-		return
+	return lifecycle.Check{OK: true, Detail: "connected"}
+}
+
+func topologyCheck(s messaging.State) lifecycle.Check {
+	known := s.Topology == messaging.TopologyMissing || s.Topology == messaging.TopologyDifferent
+	c := lifecycle.Check{OK: !known, Required: true, Detail: string(s.Topology)}
+	if s.TopologyError != nil {
+		c.Detail += ": " + s.TopologyError.Error()
 	}
-	_, _ = w.Write(append(body, '\n'))
+	return c
 }

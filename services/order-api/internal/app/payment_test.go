@@ -11,6 +11,7 @@ import (
 
 	"seckill/pkg/config"
 	"seckill/pkg/messaging"
+	"seckill/pkg/observability"
 	"seckill/pkg/order"
 	"seckill/pkg/stock"
 )
@@ -168,7 +169,7 @@ func TestACancelIsQueuedUnlessTheOrderIsPaidOrOver(t *testing.T) {
 		return nil
 	})
 	for _, m := range rollbacks.all() {
-		if m.Headers["traceparent"] != "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01" {
+		if tr := observability.Extract(m.Headers); tr.TraceID() != "0af7651916cd43dd8448eb211c80319c" {
 			t.Errorf("headers: %v", m.Headers)
 		}
 	}

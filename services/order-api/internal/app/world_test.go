@@ -182,7 +182,7 @@ func (w *world) replica(change ...func(*Config)) *replica {
 	for _, f := range change {
 		f(&cfg)
 	}
-	a, err := New(cfg, testkit.Logger(w.t))
+	a, err := New(context.Background(), cfg, testkit.Logger(w.t))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -211,7 +211,7 @@ func (r *replica) ready() *replica {
 		if code != http.StatusOK {
 			return fmt.Errorf("not ready: %s", body)
 		}
-		if r.w.amqp != noBroker && !strings.Contains(body, `"broker":"connected"`) {
+		if r.w.amqp != noBroker && !strings.Contains(body, `"detail":"connected"`) {
 			return fmt.Errorf("broker not connected: %s", body)
 		}
 		return nil

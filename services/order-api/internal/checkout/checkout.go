@@ -15,6 +15,7 @@ import (
 
 	"seckill/pkg/failpoint"
 	"seckill/pkg/messaging"
+	"seckill/pkg/observability"
 	"seckill/pkg/order"
 	"seckill/pkg/stock"
 )
@@ -116,12 +117,12 @@ type Caller struct {
 // Request asks for units of one sku. Its fields have been checked for shape, not for existence.
 type Request struct {
 	Caller
-	ActivityID  string
-	SKU         string
-	Quantity    int
-	Region      string
-	IdemKey     string // optional
-	Traceparent string // optional; travels in the message's headers
+	ActivityID string
+	SKU        string
+	Quantity   int
+	Region     string
+	IdemKey    string              // optional
+	Trace      observability.Trace // optional; travels in the message's headers
 }
 
 // digest tells a retry from a key used again for something else. The parts cannot contain NUL, so
@@ -323,7 +324,7 @@ func (s *Service) reserve(ctx context.Context, r *Request) (stock.Reserved, erro
 			return stock.Reserved{}, &UnknownOutcomeError{ID: id, Err: err}
 		}
 		if !got.Replay {
-			s.handoff.offer(got.Order, r.Traceparent)
+			s.handoff.offer(got.Order, r.Trace)
 		}
 		return got, nil
 	}
@@ -367,12 +368,6 @@ func hasSKU(a *stock.Activity, sku string) bool {
 }
 
 func resultOf(got stock.Reserved, err error) string {
-	var (
-		limit   *stock.LimitError
-		early   *stock.NotStartedError
-		invalid *InvalidError
-		unknown *UnknownOutcomeError
-	)
 	switch {
 	case err == nil && got.Replay:
 		return resultReplayed
@@ -380,6 +375,14 @@ func resultOf(got stock.Reserved, err error) string {
 		return resultAccepted
 	case errors.Is(err, stock.ErrSoldOut):
 		return resultSoldOut
+	}
+	var (
+		limit   *stock.LimitError
+		early   *stock.NotStartedError
+		invalid *InvalidError
+		unknown *UnknownOutcomeError
+	)
+	switch {
 	case errors.As(err, &limit):
 		return resultLimit
 	case errors.As(err, &early), errors.Is(err, stock.ErrEnded), errors.Is(err, stock.ErrPaused):
@@ -457,7 +460,7 @@ func (s *Service) Order(ctx context.Context, c Caller, id string) (stock.Record,
 
 // Cancel asks for the caller's order to be cancelled and waits until the broker has taken the
 // request. "Asked" is not "cancelled": a payment may still win (R16).
-func (s *Service) Cancel(ctx context.Context, c Caller, id, traceparent string) (stock.Record, error) {
+func (s *Service) Cancel(ctx context.Context, c Caller, id string, trace observability.Trace) (stock.Record, error) {
 	rec, err := s.Order(ctx, c, id)
 	if err != nil {
 		return stock.Record{}, err
@@ -473,7 +476,7 @@ func (s *Service) Cancel(ctx context.Context, c Caller, id, traceparent string) 
 		RequestedAt: time.Now().UTC(),
 		Order:       &o,
 	})
-	if err := s.publish(ctx, m, traceparent); err != nil {
+	if err := s.publish(ctx, m, trace); err != nil {
 		return stock.Record{}, fmt.Errorf("ask for cancel of order %s: %w", rec.ID, err)
 	}
 	return rec, nil
@@ -489,7 +492,7 @@ type Payment struct {
 
 // Pay hands a payment to the worker and waits for the broker's confirm. Without a record the worker
 // decides (R5); with one, another amount or currency is refused at once.
-func (s *Service) Pay(ctx context.Context, p Payment, traceparent string) error {
+func (s *Service) Pay(ctx context.Context, p Payment, trace observability.Trace) error {
 	if err := s.acquire(); err != nil {
 		return err
 	}
@@ -518,19 +521,17 @@ func (s *Service) Pay(ctx context.Context, p Payment, traceparent string) error 
 		ReceivedAt:    time.Now().UTC(),
 		Order:         content,
 	})
-	if err := s.publish(ctx, m, traceparent); err != nil {
+	if err := s.publish(ctx, m, trace); err != nil {
 		return fmt.Errorf("hand over payment %s of order %s: %w", p.TransactionID, p.OrderID, err)
 	}
 	return nil
 }
 
 // publish waits for one confirm within the deadline, whatever the client does meanwhile.
-func (s *Service) publish(ctx context.Context, m messaging.Message, traceparent string) error {
+func (s *Service) publish(ctx context.Context, m messaging.Message, trace observability.Trace) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.PublishTimeout)
 	defer cancel()
-	if traceparent != "" {
-		m.Headers = withHeader(m.Headers, "traceparent", traceparent)
-	}
+	inject(&m, trace)
 	if err := errors.Join(s.pub.Publish(ctx, messaging.ExchangeEvents, m)...); err != nil {
 		return fmt.Errorf("%w: %w", ErrBroker, err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"seckill/pkg/failpoint"
 	"seckill/pkg/messaging"
+	"seckill/pkg/observability"
 	"seckill/pkg/order"
 )
 
@@ -21,8 +22,8 @@ type publisher interface {
 
 // handed is one accepted order on its way to the broker.
 type handed struct {
-	order       order.Order
-	traceparent string
+	order order.Order
+	trace observability.Trace
 }
 
 // handoff carries accepted orders from the handlers to the broker. It is bounded twice: by its queue
@@ -38,6 +39,9 @@ type handoff struct {
 
 	length    prometheus.GaugeFunc
 	results   *prometheus.CounterVec
+	confirmed prometheus.Counter
+	overflow  prometheus.Counter
+	failed    prometheus.Counter
 	published sync.WaitGroup
 }
 
@@ -58,19 +62,17 @@ func newHandoff(cfg Config, pub publisher, log *slog.Logger, reg prometheus.Regi
 		Name: "seckill_handoff_orders_total",
 		Help: "Accepted orders by what became of their hand-over: confirmed, left to the relay because the queue was full (overflow), or because publishing failed or ended unknown (failed).",
 	}, []string{"result"})
-	for _, r := range []string{"confirmed", "overflow", "failed"} {
-		h.results.WithLabelValues(r)
-	}
+	h.confirmed, h.overflow, h.failed = h.results.WithLabelValues("confirmed"), h.results.WithLabelValues("overflow"), h.results.WithLabelValues("failed")
 	reg.MustRegister(h.length, h.results)
 	return h
 }
 
 // offer never blocks.
-func (h *handoff) offer(o order.Order, traceparent string) {
+func (h *handoff) offer(o order.Order, trace observability.Trace) {
 	select {
-	case h.queue <- handed{order: o, traceparent: traceparent}:
+	case h.queue <- handed{order: o, trace: trace}:
 	default:
-		h.results.WithLabelValues("overflow").Inc()
+		h.overflow.Inc()
 	}
 }
 
@@ -153,34 +155,37 @@ func (h *handoff) publish(ctx context.Context, batch []handed) {
 	err := failpoint.Hit(ctx, "api.before_publish")
 	if err == nil {
 		orders := make([]order.Order, len(batch))
-		trace := ""
+		var trace observability.Trace // a message has one: the first that came with one of its orders
 		for i := range batch {
 			orders[i] = batch[i].order
-			if trace == "" {
-				trace = batch[i].traceparent
+			if !trace.IsValid() {
+				trace = batch[i].trace
 			}
 		}
 		m := messaging.OrderReserved(orders)
-		if trace != "" {
-			m.Headers = withHeader(m.Headers, "traceparent", trace)
-		}
+		inject(&m, trace)
 		err = errors.Join(h.pub.Publish(ctx, messaging.ExchangeEvents, m)...)
 	}
 	if err == nil {
 		err = failpoint.Hit(ctx, "api.after_publish")
 	}
 	if err != nil {
-		h.results.WithLabelValues("failed").Add(float64(len(batch)))
+		h.failed.Add(float64(len(batch)))
 		h.log.DebugContext(ctx, "publish left to the relay", "orders", len(batch), "error", err)
 		return
 	}
-	h.results.WithLabelValues("confirmed").Add(float64(len(batch)))
+	h.confirmed.Add(float64(len(batch)))
 }
 
-func withHeader(h map[string]string, key, value string) map[string]string {
-	if h == nil {
-		h = make(map[string]string, 1)
+// inject gives a message the trace it belongs to, or begins one.
+func inject(m *messaging.Message, t observability.Trace) {
+	if t.IsValid() {
+		t = t.Child()
+	} else {
+		t = observability.NewTrace()
 	}
-	h[key] = value
-	return h
+	if m.Headers == nil {
+		m.Headers = make(map[string]string, 1)
+	}
+	t.Inject(m.Headers)
 }

@@ -11,13 +11,14 @@ import (
 	"runtime/debug"
 	"slices"
 	"strconv"
-	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/gin-gonic/gin"
 	"github.com/go-json-experiment/json"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"seckill/pkg/observability"
 	"seckill/pkg/stock"
 	"seckill/services/order-api/internal/checkout"
 )
@@ -43,8 +44,8 @@ type service interface {
 	Reserve(ctx context.Context, r checkout.Request) (stock.Reserved, error)
 	Mine(ctx context.Context, c checkout.Caller, activity string) ([]stock.Record, error)
 	Order(ctx context.Context, c checkout.Caller, id string) (stock.Record, error)
-	Cancel(ctx context.Context, c checkout.Caller, id, traceparent string) (stock.Record, error)
-	Pay(ctx context.Context, p checkout.Payment, traceparent string) error
+	Cancel(ctx context.Context, c checkout.Caller, id string, trace observability.Trace) (stock.Record, error)
+	Pay(ctx context.Context, p checkout.Payment, trace observability.Trace) error
 }
 
 type api struct {
@@ -100,65 +101,89 @@ func New(cfg Config, svc service, log *slog.Logger, reg prometheus.Registerer) (
 	if err := e.SetTrustedProxies(nil); err != nil {
 		return nil, fmt.Errorf("set trusted proxies: %w", err)
 	}
-	e.Use(a.around)
-	e.NoRoute(a.handle(func(*gin.Context) error { return notFound() }))
-	e.NoMethod(a.handle(func(*gin.Context) error { return methodNotAllowed() }))
-	e.POST("/v1/activities/:activity/orders", a.handle(a.reserve))
-	e.GET("/v1/activities/:activity/orders/mine", a.handle(a.mine))
-	e.GET("/v1/activities/:activity", a.handle(a.activity))
-	e.GET("/v1/orders/:order", a.handle(a.order))
-	e.DELETE("/v1/orders/:order", a.handle(a.cancel))
-	e.POST("/v1/payments/callback", a.handle(a.callback))
-	e.GET("/openapi.yaml", func(c *gin.Context) {
+	e.NoRoute(a.unmatched(notFound()))
+	e.NoMethod(a.unmatched(methodNotAllowed()))
+	a.route(e, http.MethodPost, "/v1/activities/:activity/orders", a.reserve)
+	a.route(e, http.MethodGet, "/v1/activities/:activity/orders/mine", a.mine)
+	a.route(e, http.MethodGet, "/v1/activities/:activity", a.activity)
+	a.route(e, http.MethodGet, "/v1/orders/:order", a.order)
+	a.route(e, http.MethodDelete, "/v1/orders/:order", a.cancel)
+	a.route(e, http.MethodPost, "/v1/payments/callback", a.callback)
+	a.route(e, http.MethodGet, "/openapi.yaml", func(c *gin.Context) error {
 		c.Data(http.StatusOK, "application/yaml", openAPI)
+		return nil
 	})
 	return withCORS(cfg.CORSOrigins, e), nil
 }
 
-// handle turns a handler that returns an error into gin's kind.
-func (a *api) handle(h func(*gin.Context) error) gin.HandlerFunc {
+// route registers a handler that may return an error. Its series are looked up once, not with each
+// request.
+func (a *api) route(e *gin.Engine, method, path string, h func(*gin.Context) error) {
+	duration := a.duration.WithLabelValues(path)
+	var byStatus [600]atomic.Pointer[prometheus.Counter]
+	measure := func(status int, took time.Duration) {
+		duration.Observe(took.Seconds())
+		if status < 0 || status >= len(byStatus) {
+			return
+		}
+		n := byStatus[status].Load()
+		if n == nil {
+			c := a.requests.WithLabelValues(path, method, strconv.Itoa(status))
+			n = &c
+			byStatus[status].Store(n)
+		}
+		(*n).Inc()
+	}
+	e.Handle(method, path, a.guard(h, measure))
+}
+
+// unmatched answers what has no route, in series that do not depend on what was asked for.
+func (a *api) unmatched(p *problem) gin.HandlerFunc {
 	return func(c *gin.Context) {
+		a.guard(func(*gin.Context) error { return p }, func(status int, took time.Duration) {
+			a.duration.WithLabelValues("unmatched").Observe(took.Seconds())
+			a.requests.WithLabelValues("unmatched", methodLabel(c.Request.Method), strconv.Itoa(status)).Inc()
+		})(c)
+	}
+}
+
+// guard names, measures and protects a handler, and answers with the problem its error stands for.
+func (a *api) guard(h func(*gin.Context) error, measure func(status int, took time.Duration)) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		start := time.Now()
+		id := ""
+		if v := c.Request.Header["X-Request-Id"]; len(v) == 1 && validRequestID(v[0]) {
+			id = v[0]
+		} else {
+			id = newRequestID()
+		}
+		c.Writer.Header()["X-Request-Id"] = []string{id}
+		defer func() {
+			if p := recover(); p != nil {
+				a.panicked(c, p)
+			}
+			measure(c.Writer.Status(), time.Since(start))
+		}()
 		if err := h(c); err != nil {
 			a.fail(c, err)
 		}
 	}
 }
 
-// Names of gin context values.
-const (
-	keyRequestID = "request_id"
-)
-
-// around measures, names and guards every request.
-func (a *api) around(c *gin.Context) {
-	start := time.Now()
-	id := c.Request.Header.Get("X-Request-Id")
-	if !validRequestID(id) {
-		id = newRequestID()
+func (a *api) panicked(c *gin.Context, p any) {
+	if p == http.ErrAbortHandler { //nolint:errorlint // the sentinel is compared as net/http does
+		panic(p)
 	}
-	c.Set(keyRequestID, id)
-	c.Writer.Header()["X-Request-Id"] = []string{id}
-	defer func() {
-		if p := recover(); p != nil {
-			if p == http.ErrAbortHandler { //nolint:errorlint // the sentinel is compared as net/http does
-				panic(p)
-			}
-			a.log.ErrorContext(c.Request.Context(), "handler panicked",
-				"request_id", id, "route", c.FullPath(), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-			if !c.Writer.Written() {
-				a.write(c, http.StatusInternalServerError, "application/problem+json", internalError())
-			}
-			c.Abort()
-		}
-		route := c.FullPath()
-		if route == "" {
-			route = "unmatched"
-		}
-		a.requests.WithLabelValues(route, methodLabel(c.Request.Method), strconv.Itoa(c.Writer.Status())).Inc()
-		a.duration.WithLabelValues(route).Observe(time.Since(start).Seconds())
-	}()
-	c.Next()
+	a.log.ErrorContext(c.Request.Context(), "handler panicked",
+		"request_id", requestID(c), "route", c.FullPath(), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+	if !c.Writer.Written() {
+		a.write(c, http.StatusInternalServerError, "application/problem+json", internalError())
+	}
+	c.Abort()
 }
+
+// requestID is the name that around gave the request. It is kept in the answer's header alone.
+func requestID(c *gin.Context) string { return c.Writer.Header().Get("X-Request-Id") }
 
 // methodLabel bounds the label: a client may invent methods.
 func methodLabel(m string) string {
@@ -195,24 +220,13 @@ func newRequestID() string {
 	return string(b[:])
 }
 
-// traceparent returns the request's W3C trace context if it is well formed.
-func traceparent(h http.Header) string {
-	v := h.Get("Traceparent")
-	if len(v) != 55 || v[:3] != "00-" || v[35] != '-' || v[52] != '-' {
-		return ""
+// trace reads the request's W3C trace context; most requests have none.
+func trace(h http.Header) observability.Trace {
+	v := h["Traceparent"]
+	if len(v) != 1 {
+		return observability.Trace{}
 	}
-	for i, c := range []byte(v) {
-		if i == 2 || i == 35 || i == 52 {
-			continue
-		}
-		if !(c >= '0' && c <= '9' || c >= 'a' && c <= 'f') {
-			return ""
-		}
-	}
-	if v[3:35] == strings.Repeat("0", 32) || v[36:52] == strings.Repeat("0", 16) {
-		return ""
-	}
-	return v
+	return observability.ParseTrace(v[0], h.Get("Tracestate"))
 }
 
 // fail answers with the problem an error stands for, and logs it if somebody has to look.
@@ -229,15 +243,19 @@ func (a *api) fail(c *gin.Context, err error) {
 		// The rest of the body is not read: the connection is of no use any more.
 		h.Set("Connection", "close")
 	}
-	ctx := c.Request.Context()
+	ctx := observability.WithTrace(c.Request.Context(), trace(c.Request.Header))
 	switch {
 	case p.Status == http.StatusInternalServerError:
-		a.log.ErrorContext(ctx, "request failed", "request_id", c.GetString(keyRequestID), "route", c.FullPath(), "error", err)
+		a.log.ErrorContext(ctx, "request failed", "request_id", requestID(c), "route", c.FullPath(), "error", err)
 	case p.OrderID != "":
-		a.log.WarnContext(ctx, "reservation outcome unknown", "request_id", c.GetString(keyRequestID), "order_id", p.OrderID, "error", err)
+		a.log.WarnContext(ctx, "reservation outcome unknown", "request_id", requestID(c), "order_id", p.OrderID, "error", err)
 	}
-	h.Set("Cache-Control", "no-store")
-	a.write(c, p.Status, "application/problem+json", p)
+	h["Cache-Control"] = []string{"no-store"}
+	if p.encoded != nil {
+		a.send(c, p.Status, "application/problem+json", p.encoded)
+	} else {
+		a.write(c, p.Status, "application/problem+json", p)
+	}
 	c.Abort()
 }
 
@@ -248,8 +266,11 @@ func (a *api) write(c *gin.Context, status int, contentType string, v any) {
 		c.Writer.WriteHeader(http.StatusInternalServerError)
 		return
 	}
-	h := c.Writer.Header()
-	h["Content-Type"] = []string{contentType}
+	a.send(c, status, contentType, body)
+}
+
+func (a *api) send(c *gin.Context, status int, contentType string, body []byte) {
+	c.Writer.Header()["Content-Type"] = []string{contentType}
 	c.Writer.WriteHeader(status)
 	_, _ = c.Writer.Write(body) // a client that has gone is no error of ours
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"seckill/pkg/observability"
 	"seckill/pkg/order"
 	"seckill/pkg/stock"
 	"seckill/services/order-api/internal/checkout"
@@ -37,10 +38,10 @@ func (i *instant) Mine(context.Context, checkout.Caller, string) ([]stock.Record
 func (i *instant) Order(context.Context, checkout.Caller, string) (stock.Record, error) {
 	return stock.Record{}, stock.ErrOrderNotFound
 }
-func (i *instant) Cancel(context.Context, checkout.Caller, string, string) (stock.Record, error) {
+func (i *instant) Cancel(context.Context, checkout.Caller, string, observability.Trace) (stock.Record, error) {
 	return stock.Record{}, stock.ErrOrderNotFound
 }
-func (i *instant) Pay(context.Context, checkout.Payment, string) error { return nil }
+func (i *instant) Pay(context.Context, checkout.Payment, observability.Trace) error { return nil }
 
 // sink is a response writer without a recorder's cost.
 type sink struct {

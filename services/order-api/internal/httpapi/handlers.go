@@ -76,13 +76,13 @@ func (a *api) reserve(c *gin.Context) error {
 		return invalid("region has to be 1 to 32 of a-z0-9_-")
 	}
 	got, err := a.svc.Reserve(c.Request.Context(), checkout.Request{
-		Caller:      caller,
-		ActivityID:  c.Param("activity"),
-		SKU:         in.SKUID,
-		Quantity:    int(in.Quantity),
-		Region:      in.Region,
-		IdemKey:     key,
-		Traceparent: traceparent(c.Request.Header),
+		Caller:     caller,
+		ActivityID: c.Param("activity"),
+		SKU:        in.SKUID,
+		Quantity:   int(in.Quantity),
+		Region:     in.Region,
+		IdemKey:    key,
+		Trace:      trace(c.Request.Header),
 	})
 	if err != nil {
 		return err
@@ -146,7 +146,7 @@ func (a *api) cancel(c *gin.Context) error {
 	if err != nil {
 		return err
 	}
-	rec, err := a.svc.Cancel(c.Request.Context(), caller, c.Param("order"), traceparent(c.Request.Header))
+	rec, err := a.svc.Cancel(c.Request.Context(), caller, c.Param("order"), trace(c.Request.Header))
 	if err != nil {
 		return err
 	}
@@ -274,7 +274,7 @@ func (a *api) callback(c *gin.Context) error {
 	}
 	err = a.svc.Pay(c.Request.Context(), checkout.Payment{
 		OrderID: id, TransactionID: in.TransactionID, AmountMinor: *in.AmountMinor, Currency: in.Currency,
-	}, traceparent(c.Request.Header))
+	}, trace(c.Request.Header))
 	if err != nil {
 		return err
 	}

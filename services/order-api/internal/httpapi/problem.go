@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/go-json-experiment/json"
+
 	"seckill/pkg/stock"
 	"seckill/services/order-api/internal/checkout"
 )
@@ -25,6 +27,7 @@ type problem struct {
 	ServerTime string   `json:"server_time,omitempty"`
 
 	retryAfter time.Duration
+	encoded    []byte // the answer's body, where it is always the same
 }
 
 // Error lets a handler return a problem it has made itself.
@@ -32,6 +35,19 @@ func (p *problem) Error() string { return p.Code + ": " + p.Detail }
 
 func newProblem(status int, code, title string) *problem {
 	return &problem{Type: "/problems/" + code, Title: title, Status: status, Code: code}
+}
+
+// soldOut is most of the answers of a sale.
+var soldOut = fixed(newProblem(http.StatusConflict, "sold_out", "Sold out"))
+
+// fixed encodes a problem that says the same to everybody.
+func fixed(p *problem) *problem {
+	body, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // a struct of texts and numbers
+	}
+	p.encoded = body
+	return p
 }
 
 func (p *problem) with(detail string) *problem { p.Detail = detail; return p }
@@ -72,6 +88,9 @@ const maxRetryAfter = time.Hour
 
 // problemOf is the one place where errors become answers. What is not known here is 500 internal.
 func problemOf(err error) *problem {
+	if errors.Is(err, stock.ErrSoldOut) { // first, since it is most of what comes here
+		return soldOut
+	}
 	var (
 		own           *problem
 		field         *checkout.InvalidError
@@ -115,8 +134,6 @@ func problemOf(err error) *problem {
 		return unavailable("the request could not be queued in time")
 	case errors.Is(err, checkout.ErrOverloaded):
 		return unavailable("too many requests at once")
-	case errors.Is(err, stock.ErrSoldOut):
-		return newProblem(http.StatusConflict, "sold_out", "Sold out")
 	case errors.Is(err, stock.ErrNotQualified):
 		return newProblem(http.StatusForbidden, "not_qualified", "The user may not take part")
 	case errors.Is(err, stock.ErrActivityNotFound):
