@@ -20,7 +20,7 @@ test_in() { # module flags...
 for dir in $(go list -m -f '{{.Dir}}'); do
   dir=${dir#"$root"/}
   case $dir in
-  services/acceptance) test_in "$dir" -tags failpoints "$@" ;;
+  services/acceptance | services/order-worker) test_in "$dir" -tags failpoints "$@" ;;
   *) test_in "$dir" "$@" ;;
   esac
 done

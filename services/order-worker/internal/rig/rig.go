@@ -58,6 +58,8 @@ type Rig struct {
 	Orders     *persist.Handler
 	Registry   *prometheus.Registry
 	Admin      *httptest.Server
+	RabbitURL  string
+	Follow     *follow.Follower
 
 	ids *order.IDs
 }
@@ -93,6 +95,7 @@ func New(t testing.TB, o Options) *Rig {
 	if o.RabbitURL == "" {
 		o.RabbitURL = testkit.RabbitMQ(t)
 	}
+	r.RabbitURL = o.RabbitURL
 	r.Broker, err = messaging.New(messaging.Config{URL: o.RabbitURL, TopologyInterval: time.Second}, log, r.Registry)
 	must(err)
 	r.Broker.Start(context.WithoutCancel(ctx))
@@ -104,6 +107,7 @@ func New(t testing.TB, o Options) *Rig {
 	must(r.Broker.Declare(ctx))
 	f, err := follow.New(r.Store, r.Stock, r.Broker, log, r.Registry)
 	must(err)
+	r.Follow = f
 	r.Orders, err = persist.New(r.Store, store.NewCatalogue(r.Store), f, log, r.Registry)
 	must(err)
 	if o.Interval == 0 {
