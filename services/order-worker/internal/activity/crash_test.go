@@ -4,6 +4,7 @@ package activity_test
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -18,11 +19,14 @@ import (
 // stores. Until then the sale sells nothing, and afterwards it has its units once. Not parallel:
 // fail points belong to the process.
 func TestR9_WarmingBrokenOffAtEveryStep(t *testing.T) {
+	r := rig.New(t, rig.Options{})
+	n := 0
 	for _, point := range []string{"warm.after_prepare", "warm.after_win"} {
 		for _, again := range []string{"operator", "ten operators", "loop"} {
 			t.Run(point+" then "+again, func(t *testing.T) {
-				r := rig.New(t, rig.Options{})
-				plan := rig.Plan("sale", map[string]int{"national": 41})
+				n++
+				id := fmt.Sprintf("sale-%d", n)
+				plan := rig.Plan(id, map[string]int{"national": 41})
 				plan.Buckets = 4
 				if _, _, err := r.Activities.Create(short(t), plan, rig.Operator()); err != nil {
 					t.Fatal(err)
@@ -31,17 +35,17 @@ func TestR9_WarmingBrokenOffAtEveryStep(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				_, err = r.Activities.Warm(short(t), "sale", rig.Operator())
+				_, err = r.Activities.Warm(short(t), id, rig.Operator())
 				disarm()
 				if !errors.Is(err, failpoint.ErrInjected) {
 					t.Fatalf("not broken off: %v", err)
 				}
-				if _, err := r.Buy("sale", "early", 1); !errors.Is(err, stock.ErrNotWarmed) {
+				if _, err := r.Buy(id, "early", 1); !errors.Is(err, stock.ErrNotWarmed) {
 					t.Errorf("a half-done warm-up sells: %v", err)
 				}
 				switch again {
 				case "operator":
-					res, err := r.Activities.Warm(short(t), "sale", rig.Operator())
+					res, err := r.Activities.Warm(short(t), id, rig.Operator())
 					if err != nil || res.Already != (point == "warm.after_win") || res.Opened != 4 {
 						t.Errorf("%+v %v", res, err)
 					}
@@ -51,7 +55,7 @@ func TestR9_WarmingBrokenOffAtEveryStep(t *testing.T) {
 						wg.Add(1)
 						go func() {
 							defer wg.Done()
-							if _, err := r.Activities.Warm(short(t), "sale", rig.Operator()); err != nil {
+							if _, err := r.Activities.Warm(short(t), id, rig.Operator()); err != nil {
 								t.Error(err)
 							}
 						}()
@@ -61,13 +65,13 @@ func TestR9_WarmingBrokenOffAtEveryStep(t *testing.T) {
 					if point == "warm.after_prepare" {
 						return // nobody has won: that takes an operator, or the scheduler
 					}
-					r.Go(r.Activities.Run)
+					defer r.Go(r.Activities.Run)()
 					testkit.Eventually(t, 10*time.Second, func() error {
-						_, err := r.Buy("sale", "first", 1)
+						_, err := r.Buy(id, "first", 1)
 						return err
 					})
 				}
-				left := r.Level("sale", "national")
+				left := r.Level(id, "national")
 				if want := 41; again == "loop" && left != want-1 || again != "loop" && left != want {
 					t.Errorf("%d units after warming", left)
 				}
