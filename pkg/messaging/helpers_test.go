@@ -222,3 +222,11 @@ func host(t testing.TB, raw string) string {
 func done(n int) []Result { return make([]Result, n) }
 
 func errorf(format string, args ...any) error { return fmt.Errorf(format, args...) }
+
+func purge(a *admin, queue string) {
+	a.t.Helper()
+	a.do(func(ch *amqp.Channel) error {
+		_, err := ch.QueuePurge(queue, false)
+		return err
+	})
+}
