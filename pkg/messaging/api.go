@@ -79,7 +79,8 @@ type Dead struct {
 }
 
 // Result is what a Handler says of one delivery. The consumer publishes Retries and Dead, waits for
-// their confirms, runs After, and then acks. The zero Result is "done".
+// their confirms, runs After, and then acks. The zero Result is "done". A handler of QueueDead may
+// not ask for Retries or Dead: there is no further place for a letter, so it is held.
 type Result struct {
 	Retries []Retry
 	Dead    []Dead
@@ -93,5 +94,7 @@ type Result struct {
 }
 
 // Handler handles a batch of deliveries and returns one Result for each, in order. It is never
-// called with an empty batch. A panic inside it is a Hold with the panic as error, counted.
+// called with an empty batch, and has to end when ctx does. A panic inside it (or a wrong number of
+// results) is a Hold with the panic as error; after the third one the deliveries are handed over one
+// by one, then the orders of the culprit one by one, and what still panics is dead-lettered as "panic".
 type Handler func(ctx context.Context, batch []Delivery) []Result

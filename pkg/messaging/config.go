@@ -14,7 +14,7 @@ import (
 type Config struct {
 	// URL is amqp:// or amqps://user:password@host:port/vhost. Characters of user and password need
 	// not be percent-encoded. It is a secret: it never appears in an error or a log line.
-	URL string `mapstructure:"url" config:"secret"`
+	URL string `mapstructure:"url" config:"secret" help:"amqp[s]://user:password@host:port/vhost"`
 	// Name is shown by the broker for our connections. Default "seckill".
 	Name string `mapstructure:"name"`
 	// DelayTiers are the delay queues, whole seconds, each once. Default 1s 5s 15s 1m 5m 15m 30m.
@@ -89,8 +89,9 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// Validate reports every wrong field at once. Call it on a configuration with its defaults.
+// Validate reports every wrong field at once; what is zero counts as its default.
 func (c Config) Validate() error {
+	c = c.WithDefaults()
 	var errs []error
 	if _, err := parseURL(c.URL); err != nil {
 		errs = append(errs, err)

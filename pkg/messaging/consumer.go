@@ -527,6 +527,15 @@ func (w *worker) take(it *item, r Result) {
 		it.hold = r.Hold
 		return
 	}
+	if w.cfg.Queue == QueueDead && len(r.Retries)+len(r.Dead) > 0 {
+		// There is no further place for a letter: dead-lettered again it would only go round, and
+		// retried it would come out among the events.
+		it.hold = errors.New("a dead letter can be neither retried nor dead-lettered")
+		for _, d := range r.Dead {
+			it.hold = errors.Join(it.hold, d.Err)
+		}
+		return
+	}
 	it.res, it.step = r, stepPublish
 	for _, d := range r.Dead {
 		it.out = append(it.out, outgoing{exchange: ExchangeDead, key: d.Message.Key, msg: deadLetter(named(d.Message, it), d.Class, d.Err, w.cfg.Queue)})
@@ -667,16 +676,19 @@ func (w *worker) count(it *item) {
 // does not dead-letter them for being given back too often. It says whether it did so for any; the
 // others are given back.
 func (w *worker) rescue(ctx context.Context, batch []*item) bool {
-	any := false
+	if w.cfg.Queue == QueueDead {
+		return false // no limit to speak of
+	}
+	copied := false
 	for _, it := range batch {
 		if it.step == stepHandle && it.in.DeliveryCount >= rescueFrom {
 			it.out = append(it.out, outgoing{exchange: DelayExchange(w.c.Tier(time.Minute)), key: it.in.Key, msg: publishing(it.in.Message)})
 			it.step = stepPublish
-			any = true
+			copied = true
 		}
 	}
-	if any {
+	if copied {
 		w.log.WarnContext(ctx, "copying long-held messages into the delay queue")
 	}
-	return any
+	return copied
 }

@@ -45,7 +45,7 @@ func (l *ledger) deliveries() []Delivery {
 
 func TestMessagesArriveAsTheyWereSentAndAreAcknowledged(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	c := declared(t, quick(url))
 	a := newAdmin(t, url)
 	var l ledger
@@ -85,7 +85,7 @@ func TestMessagesArriveAsTheyWereSentAndAreAcknowledged(t *testing.T) {
 // retries come back with the attempt raised; ids and trace headers stay, what the broker adds does not.
 func TestRetryAndDeadLetterKeepIdAndSayWhy(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	cfg := quick(url)
 	cfg.MaxAttempts = 3
 	c := declared(t, cfg)
@@ -168,7 +168,7 @@ func TestRetryAndDeadLetterKeepIdAndSayWhy(t *testing.T) {
 // while those that are done are acknowledged.
 func TestHoldKeepsDeliveriesAndSpendsNoAttempt(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	c := declared(t, quick(url))
 	a := newAdmin(t, url)
 	var away atomic.Bool
@@ -217,7 +217,7 @@ func TestHoldKeepsDeliveriesAndSpendsNoAttempt(t *testing.T) {
 // What was held to the limit goes back to the broker, before that ends the channel by itself.
 func TestHoldLimitGivesDeliveriesBack(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	c := declared(t, quick(url))
 	a := newAdmin(t, url)
 	var counts sync.Map
@@ -260,7 +260,7 @@ func TestHoldLimitGivesDeliveriesBack(t *testing.T) {
 // the culprit, a single order, is dead-lettered.
 func TestPanickingHandlerLosesOnlyTheCulprit(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	c := declared(t, quick(url))
 	a := newAdmin(t, url)
 	var l ledger
@@ -310,7 +310,7 @@ func TestPanickingHandlerLosesOnlyTheCulprit(t *testing.T) {
 // handler does not.
 func TestAfterRunsAgainWithoutTheHandler(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	c := declared(t, quick(url))
 	a := newAdmin(t, url)
 	var handled, afters atomic.Int64
@@ -358,7 +358,7 @@ func TestDeadLetterExchangeGoneLosesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url := testkit.RabbitMQ(t)
+			url := broker(t)
 			cfg := quick(url)
 			cfg.TopologyInterval = time.Hour
 			c := declared(t, cfg)
@@ -381,7 +381,7 @@ func TestDeadLetterExchangeGoneLosesNothing(t *testing.T) {
 // again, and consumption goes on by itself. So for a cut connection (a).
 func TestConsumerComesBackAfterCancelAndCut(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	proxy := testkit.NewProxy(t, host(t, url))
 	cfg := quick(through(t, url, proxy.Addr))
 	c := declared(t, cfg)
@@ -446,7 +446,7 @@ func TestConsumerComesBackAfterCancelAndCut(t *testing.T) {
 // bounded by orders, not by messages.
 func TestPrefetchAndBatchAreBounded(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	c := declared(t, quick(url))
 	a := newAdmin(t, url)
 	var msgs []Message
@@ -509,7 +509,7 @@ func TestPrefetchAndBatchAreBounded(t *testing.T) {
 // leaves nothing behind; a handler that does not end in time leaves its deliveries to the broker.
 func TestStopFinishesWhatIsInHand(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	c := declared(t, quick(url))
 	a := newAdmin(t, url)
 	var msgs []Message
@@ -574,7 +574,7 @@ func TestStopFinishesWhatIsInHand(t *testing.T) {
 // in that moment is the same thing to the broker.
 func TestBreakBetweenCopyAndAckDuplicatesAndLosesNothing(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	proxy := testkit.NewProxy(t, host(t, url))
 	a := newAdmin(t, url)
 	c := declared(t, quick(through(t, url, proxy.Addr)))
@@ -608,7 +608,7 @@ func TestBreakBetweenCopyAndAckDuplicatesAndLosesNothing(t *testing.T) {
 // brings it there.
 func TestDeliveryLimitIsReadFromTheBrokersHeaders(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	c := declared(t, quick(url))
 	a := newAdmin(t, url)
 	m := OrderReserved([]orderT{anOrder(1), anOrder(2)})

@@ -4,17 +4,110 @@ import (
 	"context"
 	"fmt"
 	"net/url"
+	"os"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/oklog/ulid/v2"
 	amqp "github.com/rabbitmq/amqp091-go"
+	"go.uber.org/goleak"
 
 	"seckill/pkg/order"
 	"seckill/pkg/testkit"
 )
 
-func TestMain(m *testing.M) { testkit.VerifyNoLeaks(m) }
+// brokers are vhosts on the shared broker. Making and removing one costs seconds of rabbitmqctl, so
+// the tests of this package hand them on, emptied.
+var brokers struct { //nolint:gochecknoglobals // owned by TestMain
+	mu   sync.Mutex
+	free []string
+	packageTB
+}
+
+// packageTB lets testkit make something that lives as long as the package's tests.
+type packageTB struct {
+	testing.TB
+	mu      sync.Mutex
+	cleanup []func()
+	failed  bool
+}
+
+func (p *packageTB) Helper() {}
+
+func (p *packageTB) Cleanup(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cleanup = append(p.cleanup, f)
+}
+
+func (p *packageTB) Errorf(format string, args ...any) {
+	p.failed = true
+	fmt.Fprintf(os.Stderr, format+"\n", args...)
+}
+
+func (p *packageTB) Fatal(args ...any)                 { panic(fmt.Sprint(args...)) }
+func (p *packageTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		for _, f := range slices.Backward(brokers.cleanup) {
+			f()
+		}
+		if brokers.failed && code == 0 {
+			code = 1
+		}
+		os.Exit(code)
+	}))
+}
+
+// broker gives a test an empty vhost of its own.
+func broker(t testing.TB) string {
+	t.Helper()
+	var url string
+	brokers.mu.Lock()
+	if n := len(brokers.free); n > 0 {
+		url, brokers.free = brokers.free[n-1], brokers.free[:n-1]
+	}
+	brokers.mu.Unlock()
+	if url == "" {
+		url = testkit.RabbitMQ(&brokers.packageTB)
+	}
+	t.Cleanup(func() {
+		conn, err := amqp.Dial(url)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer func() { _ = conn.Close() }()
+		ch, err := conn.Channel()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		exchanges, queues, _ := layout([]time.Duration{time.Second, 3 * time.Second})
+		queues = append(queues, queue{name: "small"}, queue{name: "test.queue"})
+		exchanges = append(exchanges, exchange{name: "test.exchange"})
+		for _, q := range queues {
+			_, err = ch.QueueDelete(q.name, false, false, false)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+		}
+		for _, e := range exchanges {
+			if err := ch.ExchangeDelete(e.name, false, false); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+		brokers.mu.Lock()
+		defer brokers.mu.Unlock()
+		brokers.free = append(brokers.free, url)
+	})
+	return url
+}
 
 // quick is a configuration for tests: short tiers, short pauses.
 func quick(url string) Config {

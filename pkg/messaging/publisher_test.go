@@ -23,7 +23,7 @@ type orderT = order.Order
 // worker puts the binding back without a restart.
 func TestReturnedMessageIsNotPublishedAndTheBindingHeals(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	a := newAdmin(t, url)
 	cfg := quick(url)
 	cfg.TopologyInterval = time.Hour // only the return itself can make it look
@@ -66,7 +66,7 @@ func TestReturnedMessageIsNotPublishedAndTheBindingHeals(t *testing.T) {
 // messages down with it for long, and heals when it is there again.
 func TestMissingExchangeIsNotPublishedToAndHeals(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	a := newAdmin(t, url)
 	cfg := quick(url)
 	api := start(t, cfg)
@@ -107,7 +107,7 @@ func TestMissingExchangeIsNotPublishedToAndHeals(t *testing.T) {
 // A client that neither declares nor checks heals from it too.
 func TestMissingExchangeHealsWithoutCheck(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	c := start(t, quick(url))
 	ready(t, c)
 	if err := c.Publish(t.Context(), "test.exchange", reserved1(1))[0]; !errors.Is(err, ErrUnknownOutcome) {
@@ -129,7 +129,7 @@ func TestMissingExchangeHealsWithoutCheck(t *testing.T) {
 // O12 c: what a full queue refuses is refused, exactly, and the queue keeps its oldest.
 func TestFullQueueRefusesAndKeepsWhatItHas(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	a := newAdmin(t, url)
 	a.do(func(ch *amqp.Channel) error {
 		if err := ch.ExchangeDeclare(ExchangeEvents, amqp.ExchangeTopic, true, false, false, false, nil); err != nil {
@@ -227,7 +227,7 @@ func TestNeverStartedClientCloses(t *testing.T) {
 
 func TestMessagesThatWouldBreakTheConnectionAreRefused(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	c := declared(t, quick(url))
 	long := strings.Repeat("x", 256)
 	many := make([]orderT, MaxOrdersPerMessage+1)
@@ -255,7 +255,7 @@ func TestMessagesThatWouldBreakTheConnectionAreRefused(t *testing.T) {
 // connection, and nothing that was confirmed is missing.
 func TestConnectionCutLosesNothingThatWasConfirmed(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	proxy := testkit.NewProxy(t, host(t, url))
 	declared(t, quick(url))
 	a := newAdmin(t, url)
@@ -317,7 +317,7 @@ func TestConnectionCutLosesNothingThatWasConfirmed(t *testing.T) {
 // O21 b: a path that forwards nothing is noticed within two heartbeats, and callers get their answers.
 func TestDeadPathIsNoticedWithinTwoHeartbeats(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	proxy := testkit.NewProxy(t, host(t, url))
 	declared(t, quick(url))
 	cfg := quick(through(t, url, proxy.Addr))
@@ -361,7 +361,7 @@ func TestDeadPathIsNoticedWithinTwoHeartbeats(t *testing.T) {
 // A stalled path does not hold up Close.
 func TestCloseEndsOnADeadPath(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	proxy := testkit.NewProxy(t, host(t, url))
 	declared(t, quick(url))
 	c := start(t, quick(through(t, url, proxy.Addr)))
@@ -382,7 +382,7 @@ func TestCloseEndsOnADeadPath(t *testing.T) {
 
 func TestCloseWaitsForConfirms(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	c := declared(t, quick(url))
 	var pending []*Pending
 	for i := range 1000 {
@@ -402,7 +402,7 @@ func TestCloseWaitsForConfirms(t *testing.T) {
 // Sends that come while the client closes all get an outcome.
 func TestSendsDuringCloseAreSettled(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	c := declared(t, quick(url))
 	outcomes := make(chan error, 4)
 	for g := range 4 {
@@ -428,7 +428,7 @@ func TestSendsDuringCloseAreSettled(t *testing.T) {
 }
 
 func BenchmarkPublish(b *testing.B) {
-	url := testkit.RabbitMQ(b)
+	url := broker(b)
 	c := declared(b, quick(url))
 	body := reserved1(1)
 	b.ReportAllocs()

@@ -21,7 +21,7 @@ func within(t testing.TB, d time.Duration) context.Context {
 
 func TestTopologyCanBeDeclaredTwiceAndByTwo(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	c, other := start(t, quick(url)), start(t, quick(url))
 	errs := make(chan error, 4)
 	for _, x := range []*Client{c, c, other, other} {
@@ -56,7 +56,7 @@ func TestQueueWithOtherArgumentsIsNamedAndKept(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			url := testkit.RabbitMQ(t)
+			url := broker(t)
 			a := newAdmin(t, url)
 			args := amqp.Table{}
 			for k, v := range delay.args {
@@ -111,7 +111,7 @@ func TestQueueWithOtherArgumentsIsNamedAndKept(t *testing.T) {
 
 func TestExchangeOfAnotherTypeIsNamed(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	newAdmin(t, url).do(func(ch *amqp.Channel) error {
 		return ch.ExchangeDeclare(ExchangeDead, amqp.ExchangeDirect, true, false, false, false, nil)
 	})
@@ -124,7 +124,7 @@ func TestExchangeOfAnotherTypeIsNamed(t *testing.T) {
 
 func TestCheckSeesWhatIsMissingAndWhenItComes(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	api := start(t, quick(url))
 	if s := api.State(); s.Topology != TopologyUnknown {
 		t.Errorf("before the first look: %+v", s)
@@ -157,7 +157,7 @@ func TestCheckSeesWhatIsMissingAndWhenItComes(t *testing.T) {
 // key.
 func TestShortDelayDoesNotWaitBehindALongOne(t *testing.T) {
 	t.Parallel()
-	url := testkit.RabbitMQ(t)
+	url := broker(t)
 	c := declared(t, quick(url))
 	if d := c.Tier(2 * time.Second); d != 3*time.Second {
 		t.Fatalf("tier of 2 s is %s", d)
