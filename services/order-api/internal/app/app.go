@@ -75,6 +75,13 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *App, err error) 
 	return a, nil
 }
 
+// Close frees what New took. Run does it by itself; Close is for an App that never ran.
+func (a *App) Close() {
+	_ = a.listener.Close()
+	a.ops.Close()
+	_ = a.stock.Close()
+}
+
 // Addr is where the storefront API listens.
 func (a *App) Addr() string { return a.listener.Addr().String() }
 

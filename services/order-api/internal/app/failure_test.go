@@ -356,6 +356,53 @@ func TestStoppingWithoutABrokerEndsInTime(t *testing.T) {
 	}
 }
 
+func TestTooMuchAtOnceIsRefusedAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	proxy := testkit.NewProxy(t, w.env.Addr)
+	r := w.replica(func(c *Config) {
+		c.Redis.Addrs = []string{proxy.Addr}
+		c.Checkout.MaxInFlight = 2
+	}).ready()
+	w.sale("sale", limit(100))
+	if a := r.buy("sale", "u0", 1, ""); a.status != 202 {
+		t.Fatal(a)
+	}
+	proxy.Stall()
+	held := make(chan answer, 2)
+	for i := range cap(held) {
+		go func() { held <- r.must(r.purchase("sale", fmt.Sprintf("held%d", i), 1, "")) }()
+	}
+	eventually(t, func() error {
+		if n := r.checkout.InFlight(); n != 2 {
+			return fmt.Errorf("%d in flight", n)
+		}
+		return nil
+	})
+	a := within(t, time.Second, "a third", func() answer { return r.buy("sale", "u1", 1, "") })
+	if a.status != 503 || a.code() != "temporarily_unavailable" || a.orderID() != "" {
+		t.Errorf("%s", a)
+	}
+	proxy.Resume()
+	for range cap(held) {
+		<-held
+	}
+}
+
+func TestAUsersRateIsBoundedIfConfigured(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.replica(func(c *Config) { c.Checkout.UserRate = 3 }).ready()
+	w.sale("sale", limit(100))
+	got := together(20, func(int) answer { return r.must(r.purchase("sale", "eager", 1, "")) })
+	if n := count(got, 429, "rate_limited"); n == 0 || n+len(accepted(got)) != 20 {
+		t.Errorf("%d limited, %d accepted; another answer: %s", n, len(accepted(got)), another(got, "", "rate_limited"))
+	}
+	if a := r.buy("sale", "other", 1, ""); a.status != 202 {
+		t.Errorf("another user: %s", a)
+	}
+}
+
 // O29: slow clients are closed, and buyers do not notice them.
 func TestSlowHeadersAreClosedWhileBuyersGoOn(t *testing.T) {
 	t.Parallel()

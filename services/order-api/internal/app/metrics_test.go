@@ -14,13 +14,10 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	cfg.RabbitMQ.URL = "amqp://u:p@127.0.0.1:1/"
 	cfg.Auth.JWTSecret = "0123456789012345678901234567890123456789"
 	cfg.Payment.Secrets = []config.Secret{"whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3"}
-	a, err := New(cfg, testkit.Logger(t))
+	a, err := New(t.Context(), cfg, testkit.Logger(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		a.closeListeners()
-		_ = a.stock.Close()
-	}()
+	defer a.Close()
 	testkit.MetricsDocumented(t, a.registry, "../../../../docs/metrics.md", "order-api", "Both: RabbitMQ", "Both: Redis")
 }

@@ -31,6 +31,7 @@ type Snapshot struct {
 	// clockOffset is Redis' clock minus this process' clock.
 	clockOffset time.Duration
 	offsetAt    time.Time // when clockOffset was measured
+	sources     map[offer]source
 }
 
 // clockMaxAge is how long a measured clock offset is used.
@@ -56,8 +57,37 @@ func (s *Snapshot) Phase(now time.Time) stock.Phase {
 	}
 }
 
-// nothingLeft reports whether every one of the pools is known to be empty. A missing level is "not
-// warmed", never "sold out".
+// offer is one thing a buyer can ask for.
+type offer struct{ sku, region string }
+
+// source is where an offer's units come from.
+type source struct {
+	pools []string // in the order they are tried
+	// empty: every one of the pools is known to have nothing left. A missing level is "not warmed",
+	// never "sold out".
+	empty bool
+}
+
+// lookUp finds the pools of each region of each sku once, so that no request has to.
+func (s *Snapshot) lookUp() {
+	s.sources = make(map[offer]source)
+	for i := range s.Items {
+		item := &s.Items[i]
+		add := func(region string) {
+			pools := s.PoolsFor(item.SKU, region)
+			if len(pools) > 0 {
+				s.sources[offer{item.SKU, region}] = source{pools: pools, empty: s.nothingLeft(item.SKU, pools)}
+			}
+		}
+		for pool := range item.Pools {
+			add(pool)
+		}
+		for region := range s.RegionFallback {
+			add(region)
+		}
+	}
+}
+
 func (s *Snapshot) nothingLeft(sku string, pools []string) bool {
 	levels := s.Levels[sku]
 	for _, p := range pools {
@@ -65,7 +95,7 @@ func (s *Snapshot) nothingLeft(sku string, pools []string) bool {
 			return false
 		}
 	}
-	return len(pools) > 0
+	return true
 }
 
 type entry struct {
@@ -189,6 +219,7 @@ func (a *activities) read(ctx context.Context, id string) (*Snapshot, error) {
 		return nil, err
 	}
 	s := &Snapshot{Activity: act, Levels: levels, At: at, clockOffset: offset, offsetAt: offsetAt}
+	s.lookUp()
 	a.keep(id, s)
 	return s, nil
 }

@@ -156,21 +156,24 @@ type Service struct {
 	duration prometheus.Observer
 }
 
-// Results of a reservation, as they are counted.
+// Results of a reservation, as they are counted: accepted, replayed, unknown, or the code of the refusal.
 const (
 	resultAccepted    = "accepted"
 	resultReplayed    = "replayed"
 	resultSoldOut     = "sold_out"
 	resultLimit       = "limit_reached"
-	resultNotOpen     = "not_open"
+	resultNotStarted  = "activity_not_started"
+	resultEnded       = "activity_ended"
+	resultPaused      = "activity_paused"
 	resultNotAllowed  = "not_qualified"
+	resultForbidden   = "unauthenticated"
 	resultNotFound    = "activity_not_found"
 	resultKeyReused   = "idempotency_key_reused"
 	resultInvalid     = "invalid_request"
 	resultRateLimited = "rate_limited"
-	resultUnavailable = "unavailable"
+	resultUnavailable = "temporarily_unavailable"
 	resultUnknown     = "unknown_outcome"
-	resultError       = "error"
+	resultError       = "internal"
 )
 
 // New makes a Service without I/O. Run has to be running for activities to be refreshed and orders to
@@ -197,7 +200,7 @@ func New(cfg Config, st store, pub publisher, log *slog.Logger, reg prometheus.R
 		Help: "Reservations asked for, by result.",
 	}, []string{"result"})
 	for _, r := range []string{
-		resultAccepted, resultReplayed, resultSoldOut, resultLimit, resultNotOpen, resultNotAllowed, resultNotFound,
+		resultAccepted, resultReplayed, resultSoldOut, resultLimit, resultNotStarted, resultEnded, resultPaused, resultNotAllowed, resultForbidden, resultNotFound,
 		resultKeyReused, resultInvalid, resultRateLimited, resultUnavailable, resultUnknown, resultError,
 	} {
 		s.results[r] = total.WithLabelValues(r)
@@ -295,17 +298,17 @@ func (s *Service) reserve(ctx context.Context, r *Request) (stock.Reserved, erro
 	if snap.Ended && len(snap.Items) == 0 {
 		return stock.Reserved{}, stock.ErrEnded // only the marker is left
 	}
-	if !hasSKU(&snap.Activity, r.SKU) {
-		return stock.Reserved{}, &InvalidError{Field: "sku_id", Detail: "not part of this activity"}
-	}
-	pools := snap.PoolsFor(r.SKU, r.Region)
-	if len(pools) == 0 {
+	from, ok := snap.sources[offer{r.SKU, r.Region}]
+	if !ok {
+		if !hasSKU(&snap.Activity, r.SKU) {
+			return stock.Reserved{}, &InvalidError{Field: "sku_id", Detail: "not part of this activity"}
+		}
 		return stock.Reserved{}, &InvalidError{Field: "region", Detail: "names no pool of this sku and has no fallback"}
 	}
 	// The losing crowd costs no call. A request with a key may have an earlier answer in Redis, so
 	// it is always looked up.
 	if r.IdemKey == "" {
-		if err := s.remembered(snap, r, pools); err != nil {
+		if err := s.remembered(snap, from); err != nil {
 			return stock.Reserved{}, err
 		}
 	}
@@ -313,7 +316,7 @@ func (s *Service) reserve(ctx context.Context, r *Request) (stock.Reserved, erro
 	if err != nil {
 		return stock.Reserved{}, err
 	}
-	res := stock.Reservation{ID: id, User: r.User, SKU: r.SKU, Region: r.Region, Pools: pools, Quantity: r.Quantity}
+	res := stock.Reservation{ID: id, User: r.User, SKU: r.SKU, Region: r.Region, Pools: from.pools, Quantity: r.Quantity}
 	if r.IdemKey != "" {
 		res.IdemKey, res.IdemDigest = r.IdemKey, r.digest()
 	}
@@ -333,7 +336,7 @@ func (s *Service) reserve(ctx context.Context, r *Request) (stock.Reserved, erro
 		// It was there a moment ago, so it is lost, not unknown.
 		return stock.Reserved{}, stock.ErrNotWarmed
 	case errors.Is(err, stock.ErrSoldOut):
-		if !snap.nothingLeft(r.SKU, pools) {
+		if !from.empty {
 			s.known.touch(r.ActivityID)
 		}
 	case errors.Is(err, stock.ErrUnknownOutcome),
@@ -345,14 +348,14 @@ func (s *Service) reserve(ctx context.Context, r *Request) (stock.Reserved, erro
 
 // remembered refuses from memory what Redis said at most SoldOutMaxAge ago: the sale is over, or not
 // one unit is left in any pool the buyer may use. Fewer than asked for is not nothing.
-func (s *Service) remembered(snap *Snapshot, r *Request, pools []string) error {
+func (s *Service) remembered(snap *Snapshot, from source) error {
 	if snap.Age() > s.cfg.SoldOutMaxAge {
 		return nil
 	}
 	if snap.Ended || snap.Settled {
 		return stock.ErrEnded
 	}
-	if snap.Opened && !snap.Paused && snap.nothingLeft(r.SKU, pools) && snap.Phase(snap.Now()) == stock.Open {
+	if snap.Opened && from.empty && snap.Phase(snap.Now()) == stock.Open {
 		return stock.ErrSoldOut
 	}
 	return nil
@@ -385,10 +388,16 @@ func resultOf(got stock.Reserved, err error) string {
 	switch {
 	case errors.As(err, &limit):
 		return resultLimit
-	case errors.As(err, &early), errors.Is(err, stock.ErrEnded), errors.Is(err, stock.ErrPaused):
-		return resultNotOpen
-	case errors.Is(err, stock.ErrNotQualified), errors.Is(err, ErrNotPermitted):
+	case errors.As(err, &early):
+		return resultNotStarted
+	case errors.Is(err, stock.ErrEnded):
+		return resultEnded
+	case errors.Is(err, stock.ErrPaused):
+		return resultPaused
+	case errors.Is(err, stock.ErrNotQualified):
 		return resultNotAllowed
+	case errors.Is(err, ErrNotPermitted):
+		return resultForbidden
 	case errors.Is(err, stock.ErrActivityNotFound):
 		return resultNotFound
 	case errors.Is(err, stock.ErrKeyReused):
