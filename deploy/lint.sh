@@ -29,6 +29,12 @@ if [[ -n $base ]] && git cat-file -e "$base:proto/buf.yaml" 2>/dev/null; then
   check 'messages in queues outlive a release' "$TOOLS/buf" breaking proto --against ".git#ref=$base,subdir=proto"
 fi
 
+if docker compose version >/dev/null 2>&1; then
+  check 'see docker-compose.yml' docker compose --env-file .env.example config -q
+elif command -v docker-compose >/dev/null; then
+  check 'see docker-compose.yml' docker-compose --env-file .env.example config -q
+fi
+
 generated() {
   local tmp
   tmp=$(mktemp -d)

@@ -8,7 +8,19 @@ engine() {
     timeout 10 docker info >/dev/null 2>&1
 }
 
-debian_root() { [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; }
+# Packages that are already there need neither root nor apt-get.
+packages() { [[ -z $(absent "${missing[@]}") ]] || { [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; }; }
+
+absent() { # packages to install for these services
+  local s
+  for s in "$@"; do
+    case $s in
+    redis) command -v redis-server >/dev/null || echo redis-server ;;
+    rabbitmq) [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] || echo rabbitmq-server ;;
+    mysql) command -v mariadbd >/dev/null || echo mariadb-server mariadb-client ;;
+    esac
+  done
+}
 
 # Secrets of this checkout, made once.
 if [[ ! -f $run/secrets ]]; then
@@ -67,14 +79,8 @@ with_compose() {
 # --- world 3: the distribution's packages, without systemd -----------------------------------------
 
 install_packages() {
-  local want=() s
-  for s in "$@"; do
-    case $s in
-    redis) command -v redis-server >/dev/null || want+=(redis-server) ;;
-    rabbitmq) [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] || want+=(rabbitmq-server) ;;
-    mysql) command -v mariadbd >/dev/null || want+=(mariadb-server mariadb-client) ;;
-    esac
-  done
+  local want
+  read -r -a want <<<"$(absent "$@" | tr '\n' ' ')"
   [[ ${#want[@]} -gt 0 ]] || return 0
   say "installing the distribution's packages: ${want[*]}"
   export DEBIAN_FRONTEND=noninteractive
@@ -127,20 +133,21 @@ END
 }
 
 start_mysql() {
-  local d=$run/mysql
+  local d=$run/mysql as=()
+  [[ $(id -u) != 0 ]] || as=(--user=root) # it refuses to run as root unless told
   mkdir -p "$d"
   if [[ ! -d $d/data/mysql ]]; then
-    mariadb-install-db --no-defaults --user=root --datadir="$d/data" --skip-test-db \
+    mariadb-install-db --no-defaults "${as[@]}" --datadir="$d/data" --skip-test-db \
       --auth-root-authentication-method=socket >"$run/log/mysql-install.log" 2>&1 || die "mariadb-install-db failed, see $run/log/mysql-install.log"
   fi
-  spawn mysql mariadbd --no-defaults --user=root --datadir="$d/data" --socket="$d/s" --pid-file="$d/pid" \
+  spawn mysql mariadbd --no-defaults "${as[@]}" --datadir="$d/data" --socket="$d/s" --pid-file="$d/pid" \
     --bind-address=127.0.0.1 --port="${mysql_addr##*:}" --skip-name-resolve --character-set-server=utf8mb4
 }
 
 if [[ ${#missing[@]} -gt 0 ]]; then
   if engine; then
     with_compose "${missing[@]}"
-  elif debian_root; then
+  elif packages; then
     install_packages "${missing[@]}"
     for s in "${missing[@]}"; do
       "start_$s"
