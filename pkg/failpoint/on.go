@@ -137,7 +137,7 @@ func Hit(ctx context.Context, name string) error {
 		}
 		for {
 			if _, err := os.Stat(p.arg); err != nil {
-				return nil
+				return nil //nolint:nilerr // the file is gone: go on
 			}
 			if err := wait(ctx, 5*time.Millisecond); err != nil {
 				return err

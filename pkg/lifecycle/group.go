@@ -151,12 +151,12 @@ func (g *Group) start(ctx context.Context, failed chan<- error) ([]*running, err
 	var started []*running
 	for _, c := range g.parts {
 		if ctx.Err() != nil {
-			return started, nil // told to stop while starting: not a failure
+			return started, nil //nolint:nilerr // told to stop while starting: not a failure
 		}
 		if c.Start != nil {
 			if err := guard(func() error { return c.Start(ctx) }); err != nil {
 				if ctx.Err() != nil {
-					return started, nil
+					return started, nil //nolint:nilerr // the same: what failed was told to stop
 				}
 				return started, fmt.Errorf("start %s: %w", c.Name, err)
 			}

@@ -55,7 +55,7 @@ func newGroup(t *testing.T, o Options) (*Group, *bytes.Buffer) {
 }
 
 // run starts Run and gives its exit code once it is there.
-func run(g *Group, ctx context.Context) func(t *testing.T) int {
+func run(ctx context.Context, g *Group) func(t *testing.T) int {
 	code := make(chan int, 1)
 	go func() { code <- g.Run(ctx) }()
 	return func(t *testing.T) int {
@@ -83,7 +83,7 @@ func TestPartsStopInReverseOrderAfterReadinessIsOff(t *testing.T) {
 	g.Add(b)
 	up := make(chan struct{})
 	g.Add(Component{Name: "c", Start: func(context.Context) error { close(up); return nil }})
-	wait := run(g, context.Background())
+	wait := run(context.Background(), g)
 	<-up
 	if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -108,7 +108,7 @@ func TestPartThatEndsByItselfStopsTheProgram(t *testing.T) {
 			g, log := newGroup(t, Options{})
 			g.Add(j.part("a"))
 			g.Add(Component{Name: "bad", Run: f})
-			if code := run(g, context.Background())(t); code != ExitFailed {
+			if code := run(context.Background(), g)(t); code != ExitFailed {
 				t.Errorf("exit code %d", code)
 			}
 			if got := j.all(); !slices.Contains(got, "end a") {
@@ -127,7 +127,7 @@ func TestFailedStartStopsOnlyWhatWasStarted(t *testing.T) {
 	g.Add(j.part("a"))
 	g.Add(Component{Name: "bad", Start: func(context.Context) error { return errors.New("no way") }})
 	g.Add(j.part("c"))
-	if code := run(g, context.Background())(t); code != ExitFailed {
+	if code := run(context.Background(), g)(t); code != ExitFailed {
 		t.Errorf("exit code %d", code)
 	}
 	if got, want := j.all(), []string{"start a", "stop a", "end a"}; !slices.Equal(got, want) {
@@ -146,7 +146,7 @@ func TestEndOfContextWhileStartingIsNoFailure(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	}})
-	if code := run(g, ctx)(t); code != ExitOK {
+	if code := run(ctx, g)(t); code != ExitOK {
 		t.Errorf("exit code %d", code)
 	}
 }
@@ -170,7 +170,7 @@ func TestPartThatDoesNotStopIsGivenUpAfterItsTime(t *testing.T) {
 			return nil
 		},
 	})
-	wait := run(g, ctx)
+	wait := run(ctx, g)
 	<-up
 	cancel()
 	if code := wait(t); code != ExitFailed {
@@ -197,7 +197,7 @@ func TestSecondSignalForcesTheEnd(t *testing.T) {
 		Start: func(context.Context) error { close(up); return nil },
 		Stop:  func(context.Context) error { defer close(gone); close(stopping); <-release; return nil },
 	})
-	wait := run(g, context.Background())
+	wait := run(context.Background(), g)
 	<-up
 	kill := func() {
 		if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {

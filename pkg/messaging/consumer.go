@@ -149,7 +149,7 @@ func (w *worker) run(ctx, work context.Context) error {
 		c, err := w.c.consume.wait(ctx)
 		if err != nil {
 			if ctx.Err() != nil {
-				return nil
+				return nil //nolint:nilerr // told to stop
 			}
 			return err
 		}

@@ -122,7 +122,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.Close()
 	for range left {
-		<-ended
+		<-ended //nolint:errcheck // the server was closed; that it says so is no news
 	}
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
