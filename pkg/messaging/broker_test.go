@@ -2,7 +2,16 @@ package messaging
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
+	"fmt"
+	"math/big"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"testing"
@@ -14,7 +23,10 @@ import (
 // Cases that stop, starve or reconfigure a broker share a private one.
 func TestBrokerThatMisbehaves(t *testing.T) {
 	t.Parallel()
-	srv := testkit.StartRabbitMQ(t)
+	ca, cert, key := certificate(t)
+	tlsPort := testkit.FreePort(t)
+	srv := testkit.StartRabbitMQ(t, fmt.Sprintf("listeners.ssl.local = 127.0.0.1:%d", tlsPort),
+		"ssl_options.cacertfile = "+ca, "ssl_options.certfile = "+cert, "ssl_options.keyfile = "+key)
 	ctl := func(t *testing.T, args ...string) {
 		t.Helper()
 		if out, err := srv.Ctl(args...); err != nil {
@@ -24,6 +36,17 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 	cfg := quick(srv.URL)
 	cfg.ConfirmTimeout = time.Second
 	ctl(t, "eval", "application:set_env(rabbit, channel_tick_interval, 500).")
+
+	t.Run("over TLS", func(t *testing.T) {
+		over := cfg
+		over.URL = fmt.Sprintf("amqps://guest:guest@127.0.0.1:%d/?cacertfile=%s&server_name_indication=broker.test", tlsPort, ca)
+		c := declared(t, over)
+		must(t, c.Publish(t.Context(), ExchangeDead, reserved1(1)))
+		over.URL = fmt.Sprintf("amqps://guest:guest@127.0.0.1:%d/", tlsPort) // a certificate nobody vouches for
+		if err := start(t, over).Declare(within(t, time.Second)); !errors.Is(err, ErrNotConnected) {
+			t.Errorf("unknown authority: %v", err)
+		}
+	})
 
 	// O21: under an alarm Send ends at once, consumers go on, Close ends in time, and all is well after.
 	t.Run("blocked", func(t *testing.T) {
@@ -40,8 +63,8 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 		paid := OrderPaid(Payment{OrderID: anOrder(1).ID, TransactionID: "t1", AmountMinor: 1, Currency: "CNY", ReceivedAt: at(0)})
 		ctl(t, "eval", "vm_memory_monitor:set_vm_memory_high_watermark(0.0000001), rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
 		// The broker tells a connection only when it publishes.
-		big := reserved1(1)
-		big.Body = make([]byte, 1<<20)
+		large := reserved1(1)
+		large.Body = make([]byte, 1<<20)
 		for _, x := range []*Client{c, closing} {
 			p := x.Send(t.Context(), ExchangeEvents, reserved1(1))
 			testkit.Eventually(t, 10*time.Second, func() error {
@@ -57,7 +80,7 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 		before := runtime.NumGoroutine()
 		began := time.Now()
 		for i := range 5000 {
-			p := c.Send(t.Context(), ExchangeEvents, big)
+			p := c.Send(t.Context(), ExchangeEvents, large)
 			if i%100 == 0 {
 				if err := p.Wait(t.Context()); !errors.Is(err, ErrBlocked) {
 					t.Fatalf("send %d: %v", i, err)
@@ -76,7 +99,7 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 		began = time.Now()
 		var pending []*Pending
 		for range 50 {
-			pending = append(pending, third.Send(t.Context(), ExchangeEvents, big))
+			pending = append(pending, third.Send(t.Context(), ExchangeEvents, large))
 		}
 		for _, p := range pending {
 			if err := p.Wait(within(t, 4*time.Second)); err == nil || errors.Is(err, context.DeadlineExceeded) {
@@ -186,4 +209,33 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 			}
 		})
 	}
+}
+
+// certificate makes an authority and a server certificate for broker.test.
+func certificate(t *testing.T) (ca, cert, key string) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"broker.test"},
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: secret}} {
+		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cert, cert, key
 }

@@ -2,6 +2,7 @@ package messaging
 
 import (
 	"log/slog"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -87,4 +88,42 @@ func TestBackoffDoublesWithJitterUpToItsLimit(t *testing.T) {
 	if d := b.pause(); d > 100*time.Millisecond {
 		t.Errorf("after reset %s", d)
 	}
+}
+
+// A refused password shows in no log line.
+func TestRefusedPasswordIsNotLogged(t *testing.T) {
+	t.Parallel()
+	u, err := url.Parse(broker(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const secret = "s3cr3t@#/?"
+	lines := make(logged, 100)
+	c, err := New(quick("amqp://guest:"+secret+"@"+u.Host+u.Path), slog.New(slog.NewTextHandler(lines, nil)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Start(t.Context())
+	defer func() { _ = c.Close(t.Context()) }()
+	select {
+	case line := <-lines:
+		if !strings.Contains(line, "broker not reachable") || !strings.Contains(line, "403") || strings.Contains(line, "s3cr3t") {
+			t.Errorf("logged %q", strings.ReplaceAll(line, secret, "***"))
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("nothing logged")
+	}
+	if s := c.State(); s.Connected || s.Topology != TopologyUnknown {
+		t.Errorf("state %+v", s)
+	}
+}
+
+type logged chan string
+
+func (l logged) Write(p []byte) (int, error) {
+	select {
+	case l <- string(p):
+	default:
+	}
+	return len(p), nil
 }

@@ -3,10 +3,14 @@ package messaging
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -570,8 +574,62 @@ func TestStopFinishesWhatIsInHand(t *testing.T) {
 	a.has(QueueOrders, 15)
 }
 
-// Between the confirmed copy and the ack a kill gives a duplicate and no loss. A channel that breaks
-// in that moment is the same thing to the broker.
+const childURL = "SECKILL_MESSAGING_TEST_CHILD"
+
+// dieBetweenCopyAndAck is what the child process of the next test does.
+func dieBetweenCopyAndAck(url string) {
+	c, err := New(quick(url), slog.New(slog.DiscardHandler), nil)
+	if err != nil {
+		panic(err)
+	}
+	ctx := context.Background()
+	c.Start(ctx)
+	if err := c.Declare(ctx); err != nil {
+		panic(err)
+	}
+	panic(c.Consume(ctx, ConsumerConfig{Queue: QueueOrders}, func(_ context.Context, b []Delivery) []Result {
+		return []Result{{
+			Retries: []Retry{{Message: b[0].Message, After: time.Second}},
+			After:   func(context.Context) error { return syscall.Kill(os.Getpid(), syscall.SIGKILL) },
+		}}
+	}))
+}
+
+// A process killed between the confirmed copy and the ack leaves a duplicate and no loss.
+func TestKillBetweenCopyAndAckDuplicatesAndLosesNothing(t *testing.T) {
+	t.Parallel()
+	url := broker(t)
+	c := declared(t, quick(url))
+	must(t, c.Publish(t.Context(), ExchangeEvents, reserved1(1)))
+	child := exec.CommandContext(t.Context(), os.Args[0])
+	child.Env = append(os.Environ(), childURL+"="+url)
+	if out, err := child.CombinedOutput(); err == nil || child.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Fatalf("child ended with %v: %s", err, out)
+	}
+	var l ledger
+	stop := consume(t, c, ConsumerConfig{Queue: QueueOrders}, func(_ context.Context, b []Delivery) []Result {
+		l.add(b)
+		return done(len(b))
+	})
+	testkit.Eventually(t, 10*time.Second, func() error {
+		if n := len(l.seen()); n != 2 {
+			return errorf("%d handled", n)
+		}
+		return nil
+	})
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	attempts := map[int]bool{}
+	for _, d := range l.deliveries() {
+		attempts[d.Attempt] = d.ID == reserved1(1).ID
+	}
+	if !attempts[0] || !attempts[1] {
+		t.Errorf("attempts %v", attempts)
+	}
+}
+
+// A channel that breaks in that moment is the same thing to the broker.
 func TestBreakBetweenCopyAndAckDuplicatesAndLosesNothing(t *testing.T) {
 	t.Parallel()
 	url := broker(t)
@@ -672,4 +730,34 @@ func TestConsumeRefusesAWrongConfiguration(t *testing.T) {
 	if err := c.Consume(ctx, ConsumerConfig{Queue: "q"}, nil); !errors.Is(err, ErrClosed) {
 		t.Errorf("consume on a closed client: %v", err)
 	}
+}
+
+// A letter that cannot be stored has no further place to go: it is held, and stays in its queue.
+func TestDeadLetterIsNeverDeadLetteredAgain(t *testing.T) {
+	t.Parallel()
+	url := broker(t)
+	c := declared(t, quick(url))
+	a := newAdmin(t, url)
+	must(t, c.Publish(t.Context(), ExchangeDead, reserved1(1)))
+	var calls atomic.Int64
+	stop := consume(t, c, ConsumerConfig{Queue: QueueDead}, func(_ context.Context, b []Delivery) []Result {
+		switch calls.Add(1) {
+		case 1:
+			return []Result{{Dead: []Dead{{Message: b[0].Message, Class: "x", Err: errors.New("no")}}}}
+		case 2:
+			return []Result{{Retries: []Retry{{Message: b[0].Message}}}}
+		}
+		panic("at the end of its wits")
+	})
+	testkit.Eventually(t, 20*time.Second, func() error {
+		if n := calls.Load(); n < 7 {
+			return errorf("called %d times", n)
+		}
+		return nil
+	})
+	if err := stop(); !errors.Is(err, errLeft) {
+		t.Errorf("stop: %v", err)
+	}
+	a.has(QueueDead, 1)
+	a.has(QueueOrders, 0)
 }

@@ -32,8 +32,8 @@ const (
 // Times outside of this window are typing errors or a clock gone mad, and would not fit everywhere
 // they are stored.
 var (
-	earliest = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) //nolint:gochecknoglobals // a constant
-	latest   = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC) //nolint:gochecknoglobals // a constant
+	earliest = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+	latest   = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
 )
 
 const maxPaymentTimeout = 7 * 24 * time.Hour
@@ -336,12 +336,12 @@ func fromBatch(m Message, raw []*orderv1.Order) (good []order.Order, bad []Inval
 func toProto(o *order.Order) *orderv1.Order {
 	return &orderv1.Order{
 		OrderId: o.ID.String(), UserId: o.User, ActivityId: o.ID.Activity,
-		Bucket: uint32(max(0, o.ID.Bucket)), //nolint:gosec // 0 to MaxBuckets
+		Bucket: uint32(max(0, o.ID.Bucket)),
 		SkuId:  o.SKU, Region: o.Region, Pool: o.Pool,
-		Quantity:       uint32(min(max(0, o.Quantity), math.MaxUint32)), //nolint:gosec // clamped; what is out of range is refused by the decoder
+		Quantity:       uint32(min(max(0, o.Quantity), math.MaxUint32)), // what is out of range is refused by the decoder
 		UnitPriceMinor: o.UnitPriceMinor, Currency: o.Currency,
 		ReservedAt: timestamppb.New(o.ReservedAt), PayBefore: timestamppb.New(o.PayBefore),
-		PaymentTimeoutSeconds: uint32(min(max(0, (o.PaymentTimeout+time.Second-1)/time.Second), math.MaxUint32)), //nolint:gosec // clamped
+		PaymentTimeoutSeconds: uint32(min(max(0, (o.PaymentTimeout+time.Second-1)/time.Second), math.MaxUint32)),
 		Epoch:                 o.Epoch, IdempotencyKey: o.IdemKey, IdempotencyDigest: o.IdemDigest,
 	}
 }

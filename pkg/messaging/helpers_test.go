@@ -20,7 +20,7 @@ import (
 
 // brokers are vhosts on the shared broker. Making and removing one costs seconds of rabbitmqctl, so
 // the tests of this package hand them on, emptied.
-var brokers struct { //nolint:gochecknoglobals // owned by TestMain
+var brokers struct {
 	mu   sync.Mutex
 	free []string
 	packageTB
@@ -51,6 +51,9 @@ func (p *packageTB) Fatal(args ...any)                 { panic(fmt.Sprint(args..
 func (p *packageTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
 
 func TestMain(m *testing.M) {
+	if url := os.Getenv(childURL); url != "" {
+		dieBetweenCopyAndAck(url)
+	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		for _, f := range slices.Backward(brokers.cleanup) {
 			f()
