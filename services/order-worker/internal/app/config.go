@@ -117,6 +117,8 @@ func (c Config) WithDefaults() Config {
 	if c.RabbitMQ.Name == "" {
 		c.RabbitMQ.Name = "order-worker"
 	}
+	// Nobody waits for an answer here: a Redis that is slow is better waited for than asked again.
+	def(&c.Redis.ReadTimeout, 3*time.Second)
 	c.RabbitMQ = c.RabbitMQ.WithDefaults()
 	c.MySQL = c.MySQL.WithDefaults()
 	c.Relay = c.Relay.WithDefaults()

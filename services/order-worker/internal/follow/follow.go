@@ -79,7 +79,9 @@ func New(st *store.Store, rec records, br broker, log *slog.Logger, reg promethe
 }
 
 // Drift adds to the gauge of units by which the stores differ.
-func (f *Follower) Drift(source string, units int) { f.drift.WithLabelValues(source).Add(float64(units)) }
+func (f *Follower) Drift(source string, units int) {
+	f.drift.WithLabelValues(source).Add(float64(units))
+}
 
 // CompensationDelay is the time that Owe should give a release.
 func CompensationDelay() time.Duration { return compensationDelay }

@@ -1,7 +1,6 @@
 package payment_test
 
 import (
-	"context"
 	"sync"
 	"testing"
 	"time"
@@ -155,11 +154,11 @@ func besideOrder(t *testing.T, b *workertest.Bench) {
 		wg.Add(2)
 		go func() {
 			defer wg.Done()
-			held(t, b.Persist.Handle(context.Background(), workertest.Each(orders[i:i+6])))
+			workertest.Work(t, b.Persist.Handle, workertest.Each(orders[i:i+6]))
 		}()
 		go func() {
 			defer wg.Done()
-			held(t, b.Payment.Handle(context.Background(), paid(ps[i:i+6]...)))
+			workertest.Work(t, b.Payment.Handle, paid(ps[i:i+6]...))
 		}()
 		wg.Wait()
 	}
@@ -167,15 +166,6 @@ func besideOrder(t *testing.T, b *workertest.Bench) {
 		b.WantStatus(t, o.ID, order.Paid)
 	}
 	s.Balanced()
-}
-
-func held(t *testing.T, rs []messaging.Result) {
-	t.Helper()
-	for _, r := range rs {
-		if r.Hold != nil || len(r.Dead) > 0 {
-			t.Errorf("got %+v", r)
-		}
-	}
 }
 
 // O26, R16: callbacks around the deadline, each three times.
@@ -189,13 +179,13 @@ func againstExpiry(t *testing.T, b *workertest.Bench) {
 		wg.Add(2)
 		go func() {
 			defer wg.Done()
-			held(t, b.Rollback.Handle(context.Background(), workertest.Deliver(messaging.OrderExpired(part))))
+			workertest.Work(t, b.Rollback.Handle, workertest.Deliver(messaging.OrderExpired(part)))
 		}()
 		go func() {
 			defer wg.Done()
 			for _, o := range part {
 				p := pay(o, "race")
-				held(t, b.Payment.Handle(context.Background(), paid(p, p, p)))
+				workertest.Work(t, b.Payment.Handle, paid(p, p, p))
 			}
 		}()
 	}

@@ -6,11 +6,13 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
 
 	"seckill/pkg/messaging"
 	"seckill/pkg/order"
@@ -47,6 +49,7 @@ type Bench struct {
 	Payment   *payment.Handler
 	Rollback  *rollback.Handler
 
+	redis stock.Config
 	ids   *order.IDs
 	sales *activity.Service
 }
@@ -83,16 +86,17 @@ func New(t testing.TB, o Options) *Bench {
 	t.Cleanup(func() { _ = b.Store.Close() })
 	must(b.Store.Migrate(ctx))
 
-	redis := stock.Config{Addrs: []string{o.RedisAddr}}
+	at := stock.Config{Addrs: []string{o.RedisAddr}}
 	if o.RedisAddr == "" {
 		env := o.Redis
 		if env == nil {
 			own := testkit.Redis(t)
 			env = &own
 		}
-		redis = stock.Config{Addrs: []string{env.Addr}, DB: env.DB, Prefix: env.Prefix}
+		at = stock.Config{Addrs: []string{env.Addr}, DB: env.DB, Prefix: env.Prefix}
 	}
-	b.Stock, err = stock.New(redis, log, b.Registry)
+	b.redis = at
+	b.Stock, err = stock.New(at, log, b.Registry)
 	must(err)
 	t.Cleanup(func() { _ = b.Stock.Close() })
 
@@ -181,7 +185,7 @@ func (s *Sale) Reserve(user, pool string, quantity int) order.Order {
 	defer cancel()
 	r, err := s.b.Stock.Reserve(ctx, stock.Reservation{ID: id, User: user, SKU: SKU, Region: pool, Pools: []string{pool}, Quantity: quantity})
 	if err != nil {
-		s.t.Fatalf("reserve: %v", err)
+		s.t.Errorf("reserve: %v", err)
 	}
 	return r.Order
 }
@@ -190,10 +194,34 @@ func (s *Sale) Reserve(user, pool string, quantity int) order.Order {
 func (s *Sale) Buyers(n int) []order.Order {
 	s.t.Helper()
 	out := make([]order.Order, n)
-	for i := range out {
-		out[i] = s.Reserve(s.User(), Pool, 1)
+	var wg sync.WaitGroup
+	for w := range min(n, 32) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for i := w; i < n; i += 32 {
+				out[i] = s.Reserve(s.User(), Pool, 1)
+			}
+		}()
 	}
+	wg.Wait()
 	return out
+}
+
+// HideStock takes a pool's stock key away, as an eviction would, and returns what brings it back.
+func (s *Sale) HideStock(pool string) (restore func()) {
+	s.t.Helper()
+	c := redis.NewClient(&redis.Options{Addr: s.b.redis.Addrs[0], DB: s.b.redis.DB})
+	s.t.Cleanup(func() { _ = c.Close() })
+	key := s.b.redis.Prefix + "seckill:stock:{" + s.ID + ":0}:" + SKU + ":" + pool
+	rename := func(from, to string) {
+		s.t.Helper()
+		if err := c.Rename(context.Background(), from, to).Err(); err != nil {
+			s.t.Fatalf("rename %s: %v", from, err)
+		}
+	}
+	rename(key, key+":hidden")
+	return func() { s.t.Helper(); rename(key+":hidden", key) }
 }
 
 // Forge gives an order that Redis knows nothing of.
@@ -248,6 +276,31 @@ func Handle(t testing.TB, h messaging.Handler, batch []messaging.Delivery) []mes
 		}
 	}
 	return results
+}
+
+// Work runs a handler as the consumer does: deliveries that are held are handled again. What it
+// returns asks for nothing but the ack, or the test fails.
+func Work(t testing.TB, h messaging.Handler, batch []messaging.Delivery) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	for ctx.Err() == nil {
+		var again []messaging.Delivery
+		for i, r := range h(ctx, batch) {
+			switch {
+			case r.Hold != nil:
+				t.Logf("held: %v", r.Hold)
+				again = append(again, batch[i])
+			case len(r.Dead)+len(r.Retries) > 0:
+				t.Errorf("delivery %d: dead %v, retries %v", i, r.Dead, r.Retries)
+			}
+		}
+		if batch = again; len(batch) == 0 {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Error("deliveries are still held")
 }
 
 // Done fails the test unless the results ask for nothing but the ack.
@@ -343,6 +396,30 @@ func (s *Sale) Left(pool string) int {
 // has, but for withheld units; and nothing is owed any more.
 func (s *Sale) Balanced() {
 	s.t.Helper()
+	pools := s.BalancedInMySQL()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	held := map[string]int{}
+	err := s.b.Stock.EachRecord(ctx, s.ID, func(r stock.Record) error {
+		if r.Status.Live() {
+			held[r.Pool] += r.Quantity
+		}
+		return nil
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, p := range pools {
+		left := s.Left(p.Pool)
+		if left < 0 || left+held[p.Pool]+int(p.Withheld) != int(p.Allocated) {
+			s.t.Errorf("pool %s in redis: %d left + %d held + %d withheld, %d allocated", p.Pool, left, held[p.Pool], p.Withheld, p.Allocated)
+		}
+	}
+}
+
+// BalancedInMySQL is the part of Balanced that looks at MySQL alone.
+func (s *Sale) BalancedInMySQL() []store.ActivityStock {
+	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	var pools []store.ActivityStock
@@ -369,20 +446,5 @@ func (s *Sale) Balanced() {
 	if n := s.b.Int(s.t, "SELECT COUNT(*) FROM compensations WHERE activity_id=? AND kind<>'reconcile'", s.ID); n != 0 {
 		s.t.Errorf("%d compensations are left", n)
 	}
-	held := map[string]int{}
-	err := s.b.Stock.EachRecord(ctx, s.ID, func(r stock.Record) error {
-		if r.Status.Live() {
-			held[r.Pool] += r.Quantity
-		}
-		return nil
-	})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	for _, p := range pools {
-		left := s.Left(p.Pool)
-		if left < 0 || left+held[p.Pool]+int(p.Withheld) != int(p.Allocated) {
-			s.t.Errorf("pool %s in redis: %d left + %d held + %d withheld, %d allocated", p.Pool, left, held[p.Pool], p.Withheld, p.Allocated)
-		}
-	}
+	return pools
 }
