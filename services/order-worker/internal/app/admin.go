@@ -65,6 +65,9 @@ func (a *App) adminAPI() (*admin.Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, route := range a.settlement.Routes() {
+		s.Mount(route)
+	}
 	credentials := rehearsal.Config{JWTSecret: a.cfg.Auth.JWTSecret.Reveal()}
 	if len(a.cfg.Payment.Secrets) > 0 {
 		credentials.PaymentSecret = a.cfg.Payment.Secrets[0].Reveal()

@@ -23,6 +23,7 @@ import (
 	"seckill/services/order-worker/internal/persist"
 	"seckill/services/order-worker/internal/relay"
 	"seckill/services/order-worker/internal/rollback"
+	"seckill/services/order-worker/internal/settlement"
 	"seckill/services/order-worker/internal/store"
 )
 
@@ -45,6 +46,7 @@ type App struct {
 	relay      *relay.Relay
 	activities *activity.Service
 	letters    *deadletter.Service
+	settlement *settlement.Service
 
 	ops   *observability.Server
 	admin *adminServer
@@ -103,7 +105,7 @@ func (a *App) build() (err error) {
 	if a.payment, err = payment.New(a.store, a.follow, a.log, a.registry); err != nil {
 		return err
 	}
-	if a.rollback, err = rollback.New(a.store, a.stock, a.follow, nil, a.log, a.registry); err != nil {
+	if a.rollback, err = rollback.New(a.store, a.stock, a.follow, a.settle, a.log, a.registry); err != nil {
 		return err
 	}
 	a.sweeper = rollback.NewSweeper(a.rollback, a.cfg.Sweep, a.log)
@@ -113,8 +115,17 @@ func (a *App) build() (err error) {
 	if a.activities, err = activity.New(a.store, a.stock, activity.Config{Tiers: a.cfg.RabbitMQ.DelayTiers}, a.log, a.registry); err != nil {
 		return err
 	}
+	if a.settlement, err = settlement.New(a.cfg.Settlement, a.store, a.stock, a.activities, a.rollback, a.follow, a.broker, a.log, a.registry); err != nil {
+		return err
+	}
 	a.letters, err = deadletter.New(a.store, a.stock, a.broker, a.follow, deadletter.Config{}, a.log, a.registry)
 	return err
+}
+
+// settle hands activity.ended on: the rollbacks' consumer gets it, and the settlement needs the
+// rollbacks.
+func (a *App) settle(ctx context.Context, e messaging.Ended, m messaging.Message) messaging.Result {
+	return a.settlement.Handle(ctx, e, m)
 }
 
 // MetricsAddr is where health and metrics are served.
@@ -149,6 +160,7 @@ func (a *App) Run(ctx context.Context) int {
 	if a.cfg.has(RoleScheduler) {
 		g.Add(a.loop("sweeper", a.sweeper.Run))
 		g.Add(a.loop("activities", a.activities.Run))
+		g.Add(a.loop("ends", a.settlement.Run))
 	}
 	if a.cfg.has(RoleRollbacks) {
 		g.Add(a.consumer(messaging.ConsumerConfig{

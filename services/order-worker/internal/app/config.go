@@ -12,6 +12,7 @@ import (
 	"seckill/pkg/stock"
 	"seckill/services/order-worker/internal/relay"
 	"seckill/services/order-worker/internal/rollback"
+	"seckill/services/order-worker/internal/settlement"
 	"seckill/services/order-worker/internal/store"
 )
 
@@ -46,6 +47,8 @@ type Config struct {
 	Worker   WorkerConfig            `mapstructure:"worker"`
 	Relay    relay.Config            `mapstructure:"relay"`
 	Sweep    rollback.SweepConfig    `mapstructure:"sweep"`
+
+	Settlement settlement.Config `mapstructure:"settlement"`
 }
 
 // MetricsConfig is the listener of /livez, /readyz and /metrics.
@@ -123,6 +126,7 @@ func (c Config) WithDefaults() Config {
 	c.MySQL = c.MySQL.WithDefaults()
 	c.Relay = c.Relay.WithDefaults()
 	c.Sweep = c.Sweep.WithDefaults()
+	c.Settlement = c.Settlement.WithDefaults()
 	return c
 }
 

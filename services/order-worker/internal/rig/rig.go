@@ -28,7 +28,10 @@ import (
 	"seckill/services/order-worker/internal/audit"
 	"seckill/services/order-worker/internal/deadletter"
 	"seckill/services/order-worker/internal/follow"
+	"seckill/services/order-worker/internal/payment"
 	"seckill/services/order-worker/internal/persist"
+	"seckill/services/order-worker/internal/rollback"
+	"seckill/services/order-worker/internal/settlement"
 	"seckill/services/order-worker/internal/store"
 )
 
@@ -43,6 +46,7 @@ type Options struct {
 	RabbitURL string // a private broker instead of a vhost on the shared one
 	Deaths    deadletter.Config
 	Interval  time.Duration // of the activity loop
+	Ends      settlement.Config
 }
 
 // Rig is one worker in pieces.
@@ -56,6 +60,10 @@ type Rig struct {
 	Activities *activity.Service
 	Letters    *deadletter.Service
 	Orders     *persist.Handler
+	Follow     *follow.Follower
+	Payments   *payment.Handler
+	Rollbacks  *rollback.Handler
+	Ends       *settlement.Service
 	Registry   *prometheus.Registry
 	Admin      *httptest.Server
 	RabbitURL  string
@@ -115,6 +123,15 @@ func New(t testing.TB, o Options) *Rig {
 	}
 	r.Activities, err = activity.New(r.Store, r.Stock, activity.Config{Tiers: r.Broker.Tiers(), Interval: o.Interval}, log, r.Registry)
 	must(err)
+	r.Follow = f
+	r.Payments, err = payment.New(r.Store, f, log, r.Registry)
+	must(err)
+	r.Rollbacks, err = rollback.New(r.Store, r.Stock, f, func(ctx context.Context, e messaging.Ended, m messaging.Message) messaging.Result {
+		return r.Ends.Handle(ctx, e, m)
+	}, log, r.Registry)
+	must(err)
+	r.Ends, err = settlement.New(o.Ends, r.Store, r.Stock, r.Activities, r.Rollbacks, f, r.Broker, log, r.Registry)
+	must(err)
 	if o.Deaths.Interval == 0 {
 		o.Deaths.Interval = 50 * time.Millisecond
 	}
@@ -126,6 +143,9 @@ func New(t testing.TB, o Options) *Rig {
 		Store: r.Store, Activities: r.Activities, Letters: r.Letters, Stock: r.Stock, Broker: r.Broker, Log: log, Metrics: r.Registry,
 	})
 	must(err)
+	for _, route := range r.Ends.Routes() {
+		api.Mount(route)
+	}
 	r.Admin = httptest.NewServer(api.Handler())
 	t.Cleanup(r.Admin.Close)
 	return r
@@ -148,6 +168,16 @@ func (r *Rig) Go(fn func(ctx context.Context)) (stop func()) {
 // ConsumeOrders persists orders.
 func (r *Rig) ConsumeOrders() (stop func()) {
 	return r.consume(messaging.ConsumerConfig{Queue: messaging.QueueOrders, BatchOrders: 64, StopTimeout: 5 * time.Second}, r.Orders.Handle)
+}
+
+// ConsumeRollbacks cancels, refunds and settles.
+func (r *Rig) ConsumeRollbacks() (stop func()) {
+	return r.consume(messaging.ConsumerConfig{Queue: messaging.QueueRollbacks, StopTimeout: 5 * time.Second}, r.Rollbacks.Handle)
+}
+
+// ConsumePayments books payments.
+func (r *Rig) ConsumePayments() (stop func()) {
+	return r.Consume(messaging.QueuePayments, r.Payments.Handle)
 }
 
 // ConsumeDead drains dead letters.

@@ -107,6 +107,26 @@ func (s *Sweeper) Orders(ctx context.Context) (more bool, err error) {
 	return len(ids) == maxOrders, s.h.cancel(ctx, asks)
 }
 
+// CancelDue takes back the orders of one sale whose payment time is over, and says how many were found
+// (design §6, step 4).
+func (h *Handler) CancelDue(ctx context.Context, activity string) (int, error) {
+	total := 0
+	for {
+		ids, err := h.st.OrdersOver(ctx, activity, maxOrders)
+		if err != nil || len(ids) == 0 {
+			return total, err
+		}
+		asks := make([]ask, len(ids))
+		for i, id := range ids {
+			asks[i] = ask{id: id, expiry: true, reason: order.ReasonPaymentTimeout, label: reasonExpired}
+		}
+		if err := h.cancel(ctx, asks); err != nil {
+			return total, err
+		}
+		total += len(ids)
+	}
+}
+
 // Compensations carries out what committed transactions still owe.
 func (s *Sweeper) Compensations(ctx context.Context) (more bool, err error) {
 	due, err := s.h.st.CompensationsDue(ctx, []string{store.CompensateRelease, store.CompensateRefundDue}, maxOrders)

@@ -160,6 +160,16 @@ func (s *Store) OrdersDue(ctx context.Context, grace time.Duration, limit int) (
 	return scanStrings(rows, "read orders due")
 }
 
+// OrdersOver reads ids of pending orders of one sale whose payment time is over.
+func (s *Store) OrdersOver(ctx context.Context, activity string, limit int) ([]string, error) {
+	rows, err := s.db.QueryContext(ctx, "SELECT id FROM orders WHERE status='pending' AND pay_before <= UTC_TIMESTAMP(6) AND activity_id = ? ORDER BY pay_before LIMIT ?",
+		activity, limit)
+	if err != nil {
+		return nil, fmt.Errorf("read orders that are over: %w", err)
+	}
+	return scanStrings(rows, "read orders that are over")
+}
+
 func scanStrings(rows *sql.Rows, what string) ([]string, error) {
 	defer rows.Close() //nolint:errcheck // Err says what went wrong
 	var out []string

@@ -201,3 +201,14 @@ func (s *Store) once(ctx context.Context, fn func(tx *Tx) error) (err error) {
 	}
 	return nil
 }
+
+// Snapshot begins a read-only transaction whose statements all see the same moment. Roll it back.
+func (s *Store) Snapshot(ctx context.Context) (*Tx, error) {
+	stx, err := s.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true})
+	if err != nil {
+		return nil, fmt.Errorf("begin snapshot: %w", err)
+	}
+	g := s.gorm.Session(&gorm.Session{NewDB: true, Context: ctx, SkipDefaultTransaction: true})
+	g.Statement.ConnPool = stx
+	return &Tx{Tx: stx, gorm: g}, nil
+}

@@ -236,6 +236,18 @@ func (c *Client) SetPaused(ctx context.Context, id string, paused bool) (r admin
 	return r, err
 }
 
+// End ends a sale, or takes up an end that was begun.
+func (c *Client) End(ctx context.Context, id, reason string) (r adminapi.EndResult, err error) {
+	_, err = c.Do(ctx, http.MethodPost, activityPath(id, "/end"), nil, adminapi.EndRequest{Reason: reason}, &r)
+	return r, err
+}
+
+// Report reads what became of a sale.
+func (c *Client) Report(ctx context.Context, id string) (r adminapi.Report, err error) {
+	_, err = c.Do(ctx, http.MethodGet, activityPath(id, "/report"), nil, nil, &r)
+	return r, err
+}
+
 // Stock reads a sale's stock in MySQL and Redis.
 func (c *Client) Stock(ctx context.Context, id string) (rows []adminapi.StockRow, err error) {
 	_, err = c.Do(ctx, http.MethodGet, activityPath(id, "/stock"), nil, nil, &rows)

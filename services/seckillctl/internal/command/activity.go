@@ -119,7 +119,7 @@ func activityCommand(env *Env) *cobra.Command {
 			})
 		},
 	}
-	return group("activity", "Sales", create, list, show, warm, pauseCommand(env, true), pauseCommand(env, false))
+	return group("activity", "Sales", create, list, show, warm, pauseCommand(env, true), pauseCommand(env, false), endCommand(env), reportCommand(env))
 }
 
 func pauseCommand(env *Env, paused bool) *cobra.Command {

@@ -1,0 +1,358 @@
+package settlement_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"seckill/pkg/adminapi"
+	"seckill/pkg/messaging"
+	"seckill/pkg/order"
+	"seckill/pkg/stock"
+	"seckill/pkg/testkit"
+	"seckill/services/order-worker/internal/rig"
+	"seckill/services/order-worker/internal/settlement"
+)
+
+// quick makes ends come back fast enough for a test.
+var quick = settlement.Config{Interval: 100 * time.Millisecond, Again: time.Second, Stale: 2 * time.Second, LockTTL: 2 * time.Second}
+
+func short(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func publish(r *rig.Rig, o order.Order) order.Order {
+	r.T.Helper()
+	r.Publish(messaging.OrderReserved([]order.Order{o}))
+	return o
+}
+
+func pay(r *rig.Rig, o order.Order) {
+	r.T.Helper()
+	amount, err := o.AmountMinor()
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	r.Publish(messaging.OrderPaid(messaging.Payment{
+		OrderID: o.ID, TransactionID: "t-" + o.ID.ULID, AmountMinor: amount, Currency: o.Currency, ReceivedAt: time.Now(), Order: &o,
+	}))
+}
+
+func state(r *rig.Rig, id string) string {
+	r.T.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	d, err := r.Activities.Load(ctx, id)
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	return d.State
+}
+
+func becomes(r *rig.Rig, id, want string) {
+	r.T.Helper()
+	testkit.Eventually(r.T, 40*time.Second, func() error {
+		if s := state(r, id); s != want {
+			return fmt.Errorf("activity is %s, not %s", s, want)
+		}
+		return nil
+	})
+}
+
+func status(r *rig.Rig, o order.Order, want order.Status) {
+	r.T.Helper()
+	testkit.Eventually(r.T, 40*time.Second, func() error {
+		if r.Count("SELECT COUNT(*) FROM orders WHERE id = ? AND status = ?", o.ID.String(), string(want)) != 1 {
+			return fmt.Errorf("order %s is not %s", o.ID, want)
+		}
+		return nil
+	})
+}
+
+// closed checks everything that must hold of a sale that is over (design §6).
+func closed(r *rig.Rig, id string, sold, returned int64) adminapi.Report {
+	r.T.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	d, err := r.Activities.Load(ctx, id)
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	a, err := d.Stock()
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	left, err := r.Stock.KeysLeft(ctx, a)
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	delete(left, "receipt")
+	if len(left) > 0 {
+		r.T.Errorf("keys left: %v", left)
+	}
+	marks, err := r.Stock.Markers(ctx, a)
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	for b, m := range marks {
+		if !m.Settled || m.TTL < stock.MarkerTTL {
+			r.T.Errorf("marker of bucket %d: %+v", b, m)
+		}
+	}
+	if n := r.Count("SELECT COUNT(*) FROM compensations WHERE activity_id = ?", id); n != 0 {
+		r.T.Errorf("%d compensations left", n)
+	}
+	if keys, err := r.Redis.Keys(ctx, r.Prefix+"seckill:lock:*").Result(); err != nil || len(keys) > 0 {
+		r.T.Errorf("locks left: %v %v", keys, err)
+	}
+	var rep adminapi.Report
+	if code, p := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/activities/"+id+"/report", nil, &rep); code != http.StatusOK {
+		r.T.Fatalf("report: %d %+v", code, p)
+	}
+	if !rep.Final || !rep.AddsUp || rep.Total.Sold.Units != sold || rep.Total.Returned != returned || rep.Total.Available != 0 {
+		r.T.Errorf("report: %+v", rep)
+	}
+	return rep
+}
+
+// An end by the operator while orders are paid, unpaid and cancelled: payable orders keep their time,
+// everything that nobody bought goes back to the inventory once, and Redis is left clean.
+func TestEndSettlesOnceAndLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{Ends: quick})
+	ctx := short(t)
+	for pool, n := range map[string]int64{"national": 100, "beijing": 30} {
+		if _, err := r.Activities.SetInventory(ctx, "sku", pool, n, rig.Operator()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	plan := rig.Plan("sale", map[string]int{"national": 40, "beijing": 20})
+	plan.Buckets, plan.PaymentTimeout = 4, "5s"
+	r.Sell(plan)
+	r.ConsumeOrders()
+	r.ConsumeRollbacks()
+	r.ConsumePayments()
+
+	var paid, unpaid []order.Order
+	for i := range 12 {
+		o := publish(r, r.MustBuy("sale", fmt.Sprintf("u%d", i)))
+		if i < 5 {
+			paid = append(paid, o)
+		} else {
+			unpaid = append(unpaid, o)
+		}
+	}
+	for _, o := range paid {
+		pay(r, o)
+	}
+	for _, o := range paid {
+		status(r, o, order.Paid)
+	}
+	var res adminapi.EndResult
+	if code, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities/sale/end", adminapi.EndRequest{Reason: "test"}, &res); code != http.StatusAccepted || res.Already {
+		t.Fatalf("end: %d %+v %+v", code, p, res)
+	}
+	// From now on nobody can buy, in no bucket; payable orders can still be paid.
+	for i := range 12 {
+		if _, err := r.Buy("sale", fmt.Sprintf("late%d", i), 1); !errors.Is(err, stock.ErrEnded) {
+			t.Fatalf("bought after the end: %v", err)
+		}
+	}
+	pay(r, unpaid[0])
+	status(r, unpaid[0], order.Paid)
+	if s := state(r, "sale"); s != "ended" {
+		t.Fatalf("settled while orders could still be paid: %s", s)
+	}
+	if code, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities/sale/end", nil, &res); code != http.StatusAccepted || !res.Already {
+		t.Fatalf("end again: %d %+v %+v", code, p, res)
+	}
+	stop := r.Go(r.Ends.Run)
+	becomes(r, "sale", "closed")
+	stop()
+	for _, o := range unpaid[1:] {
+		status(r, o, order.Cancelled)
+	}
+	rep := closed(r, "sale", 6, 54)
+	if rep.Total.Expired.Orders != 6 || rep.Total.Allocated != 60 {
+		t.Errorf("report: %+v", rep.Total)
+	}
+	if n := r.Count("SELECT SUM(on_hand) FROM inventory"); n != 130-6 {
+		t.Errorf("inventory holds %d", n)
+	}
+	if n := r.Count("SELECT SUM(delta) FROM stock_ledger WHERE account = 'inventory'"); n != 130-6 {
+		t.Errorf("the ledger explains %d of the inventory", n)
+	}
+	// What is left of a paid order is a receipt; an unpaid one is archived.
+	if rec, err := r.Stock.Order(ctx, paid[0].ID); err != nil || !rec.Receipt || rec.Status != order.Paid || rec.User != paid[0].User {
+		t.Errorf("receipt: %+v %v", rec, err)
+	}
+	if _, err := r.Stock.Order(ctx, unpaid[1].ID); !errors.Is(err, stock.ErrArchived) {
+		t.Errorf("archived order: %v", err)
+	}
+	// A message of the old days, a copy of the end, an end by hand: nothing moves.
+	publish(r, unpaid[2])
+	r.Publish(messaging.ActivityEnded("sale", time.Now()))
+	if begun, err := r.Ends.End(ctx, "sale", rig.Operator(), ""); err != nil || begun {
+		t.Errorf("end of a closed sale: %v %v", begun, err)
+	}
+	if err := r.Ends.Settle(ctx, "sale"); err != nil {
+		t.Errorf("settlement of a closed sale: %v", err)
+	}
+	closed(r, "sale", 6, 54)
+
+	// A refund after the end goes to the national inventory, and is listed apart.
+	r.Publish(messaging.RefundRequested(messaging.Refund{OrderID: paid[0].ID, Reason: "broken", Actor: "operator:tess", RequestedAt: time.Now()}))
+	status(r, paid[0], order.Refunded)
+	r.Publish(messaging.RefundRequested(messaging.Refund{OrderID: paid[0].ID, Reason: "broken again", Actor: "operator:tess", RequestedAt: time.Now()}))
+	var after adminapi.Report
+	testkit.Eventually(t, 20*time.Second, func() error {
+		r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/activities/sale/report", nil, &after)
+		if len(after.RefundedSince) != 1 || after.RefundedSince[0].Units != 1 {
+			return fmt.Errorf("refunds since: %+v", after.RefundedSince)
+		}
+		return nil
+	})
+	if n := r.Count("SELECT on_hand FROM inventory WHERE pool = 'national'"); n != 100-6+1 {
+		t.Errorf("national inventory holds %d after the refund", n)
+	}
+	if n := r.Count("SELECT SUM(delta) FROM stock_ledger WHERE account = 'sale'"); n != 0 {
+		t.Errorf("the ledger explains %d available units of a settled sale", n)
+	}
+}
+
+// The clock ends a sale; a sale that was never warmed gives its units back as well.
+func TestClockEndsSalesWarmOrNot(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{Ends: quick})
+	ctx := short(t)
+	if _, err := r.Activities.SetInventory(ctx, "sku", "national", 100, rig.Operator()); err != nil {
+		t.Fatal(err)
+	}
+	warm := rig.Plan("warm", map[string]int{"national": 10})
+	cold := rig.Plan("cold", map[string]int{"national": 20})
+	end := time.Now().Add(4 * time.Second).UTC()
+	warm.EndsAt, cold.EndsAt = end.Format(time.RFC3339Nano), end.Format(time.RFC3339Nano)
+	r.Sell(warm)
+	if _, _, err := r.Activities.Create(ctx, cold, rig.Operator()); err != nil {
+		t.Fatal(err)
+	}
+	r.ConsumeOrders()
+	r.ConsumeRollbacks()
+	r.ConsumePayments()
+	o := publish(r, r.MustBuy("warm", "u"))
+	status(r, o, order.Pending)
+	pay(r, o)
+	r.Go(r.Ends.Run)
+	r.Go(r.Ends.Run) // two schedulers
+	becomes(r, "warm", "closed")
+	becomes(r, "cold", "closed")
+	closed(r, "warm", 1, 9)
+	if n := r.Count("SELECT on_hand FROM inventory"); n != 99 {
+		t.Errorf("inventory holds %d", n)
+	}
+}
+
+// Settlement waits for what is on its way and names what is parked behind a dead letter; two workers
+// that settle at once do it once.
+func TestSettlementWaitsAndIsDoneOnce(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{Ends: quick})
+	ctx := short(t)
+	plan := rig.Plan("sale", map[string]int{"national": 10})
+	plan.PaymentTimeout = "1s"
+	r.Sell(plan)
+	parked, late := r.MustBuy("sale", "u1"), r.MustBuy("sale", "u2")
+	if err := r.Stock.Park(ctx, []order.ID{parked.ID}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Ends.End(ctx, "sale", rig.Operator(), ""); err != nil {
+		t.Fatal(err)
+	}
+	attempt := func() error {
+		var err error
+		testkit.Eventually(t, 10*time.Second, func() error {
+			if err = r.Ends.Settle(ctx, "sale"); err == nil && state(r, "sale") != "closed" {
+				return errors.New("an attempt was made just now")
+			}
+			return nil
+		})
+		return err
+	}
+	if err := attempt(); err == nil || !strings.Contains(err.Error(), parked.ID.String()) {
+		t.Errorf("with a parked order: %v", err)
+	}
+	if err := r.Stock.Unpark(ctx, []order.ID{parked.ID}); err != nil {
+		t.Fatal(err)
+	}
+	if err := attempt(); err == nil || !strings.Contains(err.Error(), "2 orders on their way") {
+		t.Errorf("with orders in the outbox: %v", err)
+	}
+	r.ConsumeOrders()
+	r.ConsumeRollbacks()
+	publish(r, parked)
+	publish(r, late) // long after the end: it becomes an order and can be paid for its time
+	status(r, parked, order.Cancelled)
+	status(r, late, order.Cancelled)
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for i := 0; state(r, "sale") != "closed" && ctx.Err() == nil; i++ {
+				_ = r.Ends.Settle(ctx, "sale")
+			}
+		}()
+	}
+	wg.Wait()
+	closed(r, "sale", 0, 10)
+	if n := r.Count("SELECT COUNT(*) FROM stock_ledger WHERE op = 'settle' AND account = 'inventory'"); n != 1 {
+		t.Errorf("%d units rows moved to the inventory", n)
+	}
+}
+
+// A holder that slept through its lock can do nothing any more, in neither store.
+func TestSleeperIsFenced(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{Ends: quick})
+	ctx := short(t)
+	r.Sell(rig.Plan("sale", map[string]int{"national": 10}))
+	if _, err := r.Ends.End(ctx, "sale", rig.Operator(), ""); err != nil {
+		t.Fatal(err)
+	}
+	r.Exec("UPDATE activities SET fencing = 7 WHERE id = 'sale'") // the sleeper's number
+	d, err := r.Activities.Load(ctx, "sale")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := d.Stock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Stock.Fence(ctx, a, 7); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, 20*time.Second, func() error {
+		if err := r.Ends.Settle(ctx, "sale"); err != nil {
+			return err
+		}
+		if s := state(r, "sale"); s != "closed" {
+			return errors.New(s)
+		}
+		return nil
+	})
+	if err := r.Stock.Fence(ctx, a, 7); !errors.Is(err, stock.ErrFenced) {
+		t.Errorf("the sleeper's number is taken again: %v", err)
+	}
+	if err := r.Stock.SettleMarker(ctx, a, 7, stock.MarkerTTL); !errors.Is(err, stock.ErrFenced) {
+		t.Errorf("marker by a sleeper: %v", err)
+	}
+	closed(r, "sale", 0, 10)
+}
