@@ -67,7 +67,6 @@ type Rig struct {
 	Registry   *prometheus.Registry
 	Admin      *httptest.Server
 	RabbitURL  string
-	Follow     *follow.Follower
 
 	ids *order.IDs
 }
@@ -123,7 +122,6 @@ func New(t testing.TB, o Options) *Rig {
 	}
 	r.Activities, err = activity.New(r.Store, r.Stock, activity.Config{Tiers: r.Broker.Tiers(), Interval: o.Interval}, log, r.Registry)
 	must(err)
-	r.Follow = f
 	r.Payments, err = payment.New(r.Store, f, log, r.Registry)
 	must(err)
 	r.Rollbacks, err = rollback.New(r.Store, r.Stock, f, func(ctx context.Context, e messaging.Ended, m messaging.Message) messaging.Result {
