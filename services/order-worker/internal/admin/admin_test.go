@@ -1,0 +1,300 @@
+package admin_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"seckill/pkg/adminapi"
+	"seckill/pkg/messaging"
+	"seckill/pkg/order"
+	"seckill/pkg/testkit"
+	"seckill/services/order-worker/internal/admin"
+	"seckill/services/order-worker/internal/rig"
+)
+
+func TestTokensAreReadStrictly(t *testing.T) {
+	t.Parallel()
+	hash := admin.HashToken("secret")
+	got, err := admin.ParseTokens("ann:operator:" + hash + ", bob:viewer:" + strings.ToUpper(hash))
+	if err != nil || len(got) != 2 || got[0].Name != "ann" || got[1].Role != admin.Viewer {
+		t.Errorf("%+v %v", got, err)
+	}
+	for _, bad := range []string{"", "ann:operator", "ann:root:" + hash, ":viewer:" + hash, "a b:viewer:" + hash, "ann:viewer:" + hash[:62], "ann:viewer:zz" + hash[2:],
+		"ann:viewer:" + hash + ",ann:operator:" + hash} {
+		if got, err := admin.ParseTokens(bad); err == nil {
+			t.Errorf("%q gave %+v", bad, got)
+		} else if len(hash) > 0 && strings.Contains(err.Error(), hash[:8]) {
+			t.Errorf("the error shows the hash: %v", err)
+		}
+	}
+}
+
+// One rig for everything that only needs the API: it is the servers' schemas and vhosts that cost.
+func TestAdminAPI(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{})
+	r.ConsumeDead()
+	stopLoop := r.Go(r.Letters.Run)
+	defer stopLoop()
+
+	t.Run("nobody gets in without a token", func(t *testing.T) {
+		for _, token := range []string{"", "wrong", rig.OperatorToken + "x"} {
+			for _, path := range []string{"/admin/v1/activities", "/admin/v1/nosuch", "/"} {
+				if status, p := r.Call(token, http.MethodGet, path, nil, nil); status != http.StatusUnauthorized || p.Code != adminapi.CodeUnauthenticated || p.RequestID == "" {
+					t.Errorf("%s with %q: %d %+v", path, token, status, p)
+				}
+			}
+		}
+	})
+
+	t.Run("a viewer looks and changes nothing", func(t *testing.T) {
+		for path, method := range map[string]string{
+			"/admin/v1/activities": http.MethodPost, "/admin/v1/activities/x/warm": http.MethodPost, "/admin/v1/activities/x/pause": http.MethodPost,
+			"/admin/v1/activities/x/resume": http.MethodPost, "/admin/v1/inventory": http.MethodPut, "/admin/v1/orders/x/cancel": http.MethodPost,
+			"/admin/v1/dead-letters/discard": http.MethodPost, "/admin/v1/replay-jobs": http.MethodPost,
+		} {
+			if status, p := r.Call(rig.ViewerToken, method, path, "{}", nil); status != http.StatusForbidden || p.Code != adminapi.CodeForbidden {
+				t.Errorf("%s %s: %d %+v", method, path, status, p)
+			}
+		}
+		for _, path := range []string{"/admin/v1/activities", "/admin/v1/inventory", "/admin/v1/orders", "/admin/v1/dead-letters", "/admin/v1/dead-letters/groups",
+			"/admin/v1/replay-jobs", "/admin/v1/audit"} {
+			if status, p := r.Call(rig.ViewerToken, http.MethodGet, path, nil, nil); status != http.StatusOK {
+				t.Errorf("%s: %d %+v", path, status, p)
+			}
+		}
+		if n := r.Count("SELECT COUNT(*) FROM operator_audit"); n != 0 {
+			t.Errorf("%d audit rows", n)
+		}
+	})
+
+	t.Run("bad requests are told apart", func(t *testing.T) {
+		for _, c := range []struct {
+			method, path string
+			body         any
+			status       int
+			code         string
+		}{
+			{http.MethodGet, "/admin/v1/nosuch", nil, 404, adminapi.CodeNotFound},
+			{http.MethodDelete, "/admin/v1/activities", nil, 405, adminapi.CodeMethodNotAllowed},
+			{http.MethodGet, "/admin/v1/activities/nosuch", nil, 404, adminapi.CodeActivityNotFound},
+			{http.MethodPost, "/admin/v1/activities/nosuch/warm", nil, 404, adminapi.CodeActivityNotFound},
+			{http.MethodGet, "/admin/v1/activities/nosuch/stock", nil, 404, adminapi.CodeActivityNotFound},
+			{http.MethodGet, "/admin/v1/orders/nosuch", nil, 404, adminapi.CodeOrderNotFound},
+			{http.MethodGet, "/admin/v1/orders/sale-0-01ARZ3NDEKTSV4RRFFQ69G5FAV", nil, 404, adminapi.CodeOrderNotFound},
+			{http.MethodGet, "/admin/v1/dead-letters/77", nil, 404, adminapi.CodeLetterNotFound},
+			{http.MethodGet, "/admin/v1/dead-letters/x", nil, 404, adminapi.CodeLetterNotFound},
+			{http.MethodGet, "/admin/v1/replay-jobs/x", nil, 404, adminapi.CodeJobNotFound},
+			{http.MethodGet, "/admin/v1/orders?limit=0", nil, 400, adminapi.CodeInvalidRequest},
+			{http.MethodGet, "/admin/v1/orders?status=lost", nil, 400, adminapi.CodeInvalidRequest},
+			{http.MethodPost, "/admin/v1/activities", `{"id":"a","id":"b"}`, 400, adminapi.CodeInvalidRequest},
+			{http.MethodPost, "/admin/v1/activities", `{"Id":"a"}`, 400, adminapi.CodeInvalidRequest},
+			{http.MethodPost, "/admin/v1/activities", `{"id":"a"} x`, 400, adminapi.CodeInvalidRequest},
+			{http.MethodPost, "/admin/v1/activities", `{"id":7}`, 400, adminapi.CodeInvalidRequest},
+			{http.MethodPost, "/admin/v1/activities", `{"id":"a","colour":"red"}`, 400, adminapi.CodeInvalidRequest},
+			{http.MethodPost, "/admin/v1/activities", `{"per_user_limit":1.5}`, 400, adminapi.CodeInvalidRequest},
+			{http.MethodPost, "/admin/v1/activities", strings.Repeat(" ", 2<<20), 413, adminapi.CodeBodyTooLarge},
+			{http.MethodPost, "/admin/v1/replay-jobs", `{}`, 400, adminapi.CodeInvalidRequest},
+			{http.MethodPost, "/admin/v1/replay-jobs", `{"ids":[1],"filter":{}}`, 400, adminapi.CodeInvalidRequest},
+			{http.MethodPost, "/admin/v1/replay-jobs", `{"filter":{"state":"sent"}}`, 400, adminapi.CodeInvalidRequest},
+			{http.MethodPost, "/admin/v1/dead-letters/discard", `{"filter":{}}`, 400, adminapi.CodeInvalidRequest},
+			{http.MethodPut, "/admin/v1/inventory", `{"sku_id":"s","pool":"P","on_hand":1}`, 400, adminapi.CodeInvalidRequest},
+			{http.MethodPut, "/admin/v1/inventory", `{"sku_id":"s","pool":"p","on_hand":-1}`, 400, adminapi.CodeInvalidRequest},
+		} {
+			if status, p := r.Call(rig.OperatorToken, c.method, c.path, c.body, nil); status != c.status || p.Code != c.code || p.Type != "/problems/"+c.code {
+				t.Errorf("%s %s %.40v: %d %+v, want %d %s", c.method, c.path, c.body, status, p, c.status, c.code)
+			}
+		}
+		_, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities", map[string]any{"id": "x y", "currency": "eur"}, nil)
+		if len(p.Problems) < 5 {
+			t.Errorf("not all problems at once: %+v", p)
+		}
+		if n := r.Count("SELECT COUNT(*) FROM activities") + r.Count("SELECT COUNT(*) FROM operator_audit"); n != 0 {
+			t.Errorf("%d rows after requests that were all refused", n)
+		}
+	})
+
+	t.Run("a sale is made, warmed, paused and shown", func(t *testing.T) {
+		plan := rig.Plan("sale", map[string]int{"national": 9, "north": 1})
+		var a adminapi.Activity
+		if status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities", plan, &a); status != http.StatusCreated || a.State != "draft" || a.Units() != 10 {
+			t.Fatalf("%d %+v %+v", status, p, a)
+		}
+		if status, _ := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities", plan, nil); status != http.StatusOK {
+			t.Errorf("the same again: %d", status)
+		}
+		other := plan
+		other.Name = "Another"
+		if status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities", other, nil); status != http.StatusConflict || p.Code != adminapi.CodeActivityExists {
+			t.Errorf("other content: %d %+v", status, p)
+		}
+		big := rig.Plan("big", map[string]int{"scarce": 2})
+		r.Call(rig.OperatorToken, http.MethodPut, "/admin/v1/inventory", adminapi.InventoryRow{SKU: "sku", Pool: "scarce", OnHand: 1}, nil)
+		if status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities", big, nil); status != http.StatusConflict || p.Code != adminapi.CodeTooLittle {
+			t.Errorf("too little: %d %+v", status, p)
+		}
+		var w adminapi.WarmResult
+		if status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities/sale/warm", nil, &w); status != http.StatusOK || w.Already || w.Opened != 1 {
+			t.Errorf("%d %+v %+v", status, p, w)
+		}
+		if status, _ := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities/sale/warm", nil, &w); status != http.StatusOK || !w.Already {
+			t.Errorf("again: %d %+v", status, w)
+		}
+		var paused adminapi.PauseResult
+		r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities/sale/pause", nil, &paused)
+		r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/activities/sale", nil, &a)
+		if !paused.Changed || a.State != "warmed" || !a.Paused || a.Redis == nil || !a.Redis.Opened || !a.Redis.Paused {
+			t.Errorf("%+v %+v %+v", paused, a, a.Redis)
+		}
+		r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities/sale/resume", nil, nil)
+		var rows []adminapi.StockRow
+		r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/activities/sale/stock", nil, &rows)
+		if len(rows) != 2 || rows[0].Allocated != 9 || rows[0].RedisAvailable == nil || *rows[0].RedisAvailable != 9 {
+			t.Errorf("%+v", rows)
+		}
+		for i := range 3 {
+			r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities", rig.Plan(fmt.Sprintf("z%d", i), map[string]int{"national": 1}), nil)
+		}
+		var l adminapi.ActivityList
+		seen := 0
+		for cursor := ""; ; cursor = l.NextCursor {
+			l = adminapi.ActivityList{}
+			r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/activities?limit=2&cursor="+cursor, nil, &l)
+			seen += len(l.Activities)
+			if l.NextCursor == "" {
+				break
+			}
+		}
+		if seen != 4 {
+			t.Errorf("%d sales over all pages", seen)
+		}
+		var audit adminapi.AuditList
+		r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/audit?target=sale", nil, &audit)
+		actions := []string{}
+		for _, e := range audit.Entries {
+			actions = append(actions, e.Action)
+			if e.Actor != "tess" || e.Role != "operator" || e.RequestID == "" || e.Remote != "127.0.0.1" {
+				t.Errorf("%+v", e)
+			}
+		}
+		if got := strings.Join(actions, " "); got != "activity.resume activity.pause activity.warm activity.create" {
+			t.Errorf("audit says %s", got)
+		}
+	})
+
+	t.Run("an order is found in either store and cancelled through the queue", func(t *testing.T) {
+		young, written := r.MustBuy("sale", "young"), r.MustBuy("sale", "written")
+		asked := make(chan messaging.Cancel, 8)
+		stop := r.Consume(messaging.QueueRollbacks, func(_ context.Context, batch []messaging.Delivery) []messaging.Result {
+			for _, d := range batch {
+				if c, err := messaging.DecodeCancelRequested(d.Message); err == nil {
+					asked <- c
+				}
+			}
+			return make([]messaging.Result, len(batch))
+		})
+		defer stop()
+		stopOrders := r.ConsumeOrders()
+		defer stopOrders()
+		r.Publish(messaging.OrderReserved([]order.Order{written}))
+		var o adminapi.Order
+		testkit.Eventually(t, 20*time.Second, func() error {
+			o = adminapi.Order{}
+			if status, _ := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/orders/"+written.ID.String(), nil, &o); status != http.StatusOK || o.Source != "mysql" {
+				return fmt.Errorf("%d %+v", status, o)
+			}
+			return nil
+		})
+		if o.Status != "pending" || o.UserID != "written" || o.AmountMinor != 1999 {
+			t.Errorf("%+v", o)
+		}
+		o = adminapi.Order{}
+		if r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/orders/"+young.ID.String(), nil, &o); o.Source != "redis" || o.Status != "reserved" {
+			t.Errorf("%+v", o)
+		}
+		for _, id := range []order.ID{young.ID, written.ID} {
+			var c adminapi.CancelResult
+			if status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/orders/"+id.String()+"/cancel", adminapi.CancelRequest{Reason: "double"}, &c); status != http.StatusAccepted || !c.Queued {
+				t.Errorf("%d %+v %+v", status, p, c)
+			}
+			select {
+			case got := <-asked:
+				if got.OrderID != id || got.Reason != order.ReasonOperatorCancelled || got.Actor != "operator:tess" || got.Order == nil {
+					t.Errorf("%+v", got)
+				}
+			case <-time.After(20 * time.Second):
+				t.Fatal("no cancel was asked for")
+			}
+		}
+		if status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/orders/"+written.ID.String()+"/cancel", adminapi.CancelRequest{Reason: " "}, nil); status != http.StatusBadRequest {
+			t.Errorf("no reason: %d %+v", status, p)
+		}
+		r.Exec("UPDATE orders SET status = 'paid' WHERE id = ?", written.ID.String())
+		if status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/orders/"+written.ID.String()+"/cancel", adminapi.CancelRequest{Reason: "late"}, nil); status != http.StatusConflict || p.Code != adminapi.CodeNotCancellable {
+			t.Errorf("a paid order: %d %+v", status, p)
+		}
+		if n := r.Count("SELECT COUNT(*) FROM operator_audit WHERE action = 'order.cancel' AND reason = 'double'"); n != 2 {
+			t.Errorf("%d audit rows", n)
+		}
+		var l adminapi.OrderList
+		r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/orders?activity_id=sale&status=paid&user_id=written", nil, &l)
+		if len(l.Orders) != 1 || l.Orders[0].OrderID != written.ID.String() {
+			t.Errorf("%+v", l)
+		}
+		l = adminapi.OrderList{}
+		r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/orders?activity_id=sal", nil, &l)
+		if len(l.Orders) != 0 {
+			t.Errorf("orders of another sale: %+v", l)
+		}
+	})
+
+	t.Run("a letter is shown, replayed and discarded", func(t *testing.T) {
+		r.Publish(messaging.Message{ID: "broken", Key: messaging.KeyOrderReserved, Body: []byte("no order"), Orders: 1})
+		stopOrders := r.ConsumeOrders()
+		defer stopOrders()
+		l := r.Becomes("broken", "open")
+		path := fmt.Sprintf("/admin/v1/dead-letters/%d", l.ID)
+		var shown adminapi.DeadLetter
+		if r.Call(rig.ViewerToken, http.MethodGet, path, nil, &shown); shown.Verdict != adminapi.Undecodable || string(shown.Body) != "no order" {
+			t.Errorf("%+v", shown)
+		}
+		var dry adminapi.ReplayJob
+		if status, _ := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/replay-jobs", `{"filter":{},"dry_run":true}`, &dry); status != http.StatusOK || dry.ID != "" || dry.Matched != 1 {
+			t.Errorf("%d %+v", status, dry)
+		}
+		var j adminapi.ReplayJob
+		if status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/replay-jobs", fmt.Sprintf(`{"ids":[%d]}`, l.ID), &j); status != http.StatusCreated || j.Matched != 1 || j.Actor != "tess" {
+			t.Errorf("%d %+v %+v", status, p, j)
+		}
+		testkit.Eventually(t, 20*time.Second, func() error {
+			r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/replay-jobs/"+j.ID, nil, &j)
+			if j.State != adminapi.JobDone || j.Sent != 1 {
+				return fmt.Errorf("%+v", j)
+			}
+			if l := r.Becomes("broken", "open"); l.Occurrences != 2 {
+				return errors.New("not back yet")
+			}
+			return nil
+		})
+		var res adminapi.DiscardResult
+		body := `{"filter":{"class":"undecodable"},"reason":"not ours","dry_run":true}`
+		if r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/dead-letters/discard", body, &res); res.Matched != 1 || res.Discarded != 0 {
+			t.Errorf("%+v", res)
+		}
+		body = strings.Replace(body, `,"dry_run":true`, "", 1)
+		if r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/dead-letters/discard", body, &res); res.Discarded != 1 {
+			t.Errorf("%+v", res)
+		}
+		var list adminapi.DeadLetterList
+		r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/dead-letters?state=discarded&q=broken", nil, &list)
+		if len(list.DeadLetters) != 1 || list.DeadLetters[0].Note != "not ours" {
+			t.Errorf("%+v", list)
+		}
+	})
+}
+

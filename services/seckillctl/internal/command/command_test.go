@@ -1,0 +1,169 @@
+package command_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+
+	"seckill/services/seckillctl/internal/command"
+)
+
+const secret = "0123456789abcdef0123456789abcdef"
+
+type run struct {
+	code     int
+	out, err string
+}
+
+func ctl(t *testing.T, env map[string]string, in string, terminal bool, args ...string) run {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	var out, errs bytes.Buffer
+	code := command.Run(ctx, command.IO{
+		In: strings.NewReader(in), Out: &out, Err: &errs, Getenv: func(k string) string { return env[k] }, InTerminal: terminal,
+	}, args)
+	return run{code, out.String(), errs.String()}
+}
+
+func file(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+const plan = `id: double11
+name: Double Eleven
+starts_at: 2026-11-11T00:00:00+08:00
+ends_at: 2026-11-11T02:00:00+08:00
+per_user_limit: 2
+payment_timeout: 15m
+currency: CNY
+items:
+  - {sku_id: phone-1, price_minor: 199900, pools: {national: 900, beijing: 100}}
+region_fallback: {beijing: [national]}
+`
+
+// Exit code 2: the call itself is wrong, and nothing was done.
+func TestWrongCallsAreUsageErrors(t *testing.T) {
+	t.Parallel()
+	env := map[string]string{"SECKILLCTL_TOKEN_FILE": file(t, "token", "x\n"), "SECKILLCTL_SERVER": "http://127.0.0.1:1"}
+	for _, args := range [][]string{
+		{}, {"nosuch"}, {"activity"}, {"activity", "nosuch"}, {"activity", "create"}, {"activity", "show"}, {"activity", "show", "a", "b"},
+		{"order", "list"}, {"order", "show", "a", "--colour"}, {"-o", "xml", "activity", "list"}, {"activity", "list", "--timeout", "0s"},
+		{"order", "cancel", "x"},                  // no reason
+		{"order", "cancel", "x", "--reason", "r"}, // no terminal, no --yes
+		{"dead", "discard", "1", "--reason", "r"}, // likewise
+		{"dead", "discard", "--all", "--yes"},     // no reason
+		{"dead", "replay"}, {"dead", "replay", "x"}, {"dead", "replay", "0"},
+		{"dead", "replay", "1", "--class", "c"}, {"dead", "replay", "1", "--all"}, {"dead", "show", "-1"},
+		{"inventory", "set", "--sku", "s", "--pool", "p"}, {"inventory", "set", "--sku", "s", "--pool", "p", "--quantity", "1"},
+		{"token", "mint"}, {"token", "mint", "--user", "a b"}, {"token", "mint", "--user", "a", "--ttl", "0s"},
+	} {
+		if r := ctl(t, env, "", false, args...); r.code != command.CodeUsage || len(args) > 1 && r.err == "" {
+			t.Errorf("%q: code %d, %q", args, r.code, r.err)
+		} else if r.out != "" && len(args) > 1 {
+			t.Errorf("%q: talk on stdout: %q", args, r.out)
+		}
+	}
+	if r := ctl(t, nil, "", false, "activity", "list"); r.code != command.CodeUsage || !strings.Contains(r.err, "SECKILLCTL_TOKEN_FILE") {
+		t.Errorf("no token: %+v", r)
+	}
+	env["SECKILLCTL_SERVER"] = "localhost:8081"
+	if r := ctl(t, env, "", false, "activity", "list"); r.code != command.CodeUsage {
+		t.Errorf("no URL: %+v", r)
+	}
+}
+
+// Exit code 1: it was tried.
+func TestWhatFailsIsAnError(t *testing.T) {
+	t.Parallel()
+	env := map[string]string{"SECKILLCTL_TOKEN_FILE": file(t, "token", "a-secret-token\n"), "SECKILLCTL_SERVER": "http://127.0.0.1:1"}
+	for _, args := range [][]string{
+		{"activity", "list"}, {"activity", "create", "-f", "/nosuch/sale.yaml"}, {"activity", "create", "-f", file(t, "bad.yaml", plan+"colour: red\n")},
+		{"activity", "create", "-f", file(t, "wrong.yaml", strings.Replace(plan, "per_user_limit: 2", "per_user_limit: 0", 1))},
+		{"--token-file", "/nosuch", "activity", "list"}, {"token", "mint", "--user", "u"},
+	} {
+		if r := ctl(t, env, "", false, args...); r.code != command.CodeError || r.err == "" || r.out != "" || strings.Contains(r.err, "a-secret-token") {
+			t.Errorf("%q: %+v", args, r)
+		}
+	}
+}
+
+func TestDryRunChecksAPlanWithoutAServer(t *testing.T) {
+	t.Parallel()
+	sale := file(t, "sale.yaml", plan)
+	r := ctl(t, nil, "", false, "activity", "create", "-f", sale, "--dry-run")
+	want := "SKU_ID   POOL      UNITS  PRICE_MINOR  CURRENCY\n" +
+		"phone-1  beijing   100    199900       CNY\n" +
+		"phone-1  national  900    199900       CNY\n"
+	if r.code != 0 || r.out != want || !strings.Contains(r.err, "would create activity double11 with 1000 units") {
+		t.Errorf("%+v", r)
+	}
+	r = ctl(t, nil, plan, false, "activity", "create", "-f", "-", "--dry-run", "-o", "csv")
+	if want := "sku_id,pool,units,price_minor,currency\nphone-1,beijing,100,199900,CNY\nphone-1,national,900,199900,CNY\n"; r.code != 0 || r.out != want {
+		t.Errorf("%+v", r)
+	}
+	r = ctl(t, nil, "", false, "activity", "create", "-f", sale, "--dry-run", "-o", "json")
+	var back map[string]any
+	if err := json.Unmarshal([]byte(r.out), &back); err != nil || back["qualification"] != "none" || back["starts_at"] != "2026-11-11T00:00:00+08:00" {
+		t.Errorf("%v %+v", err, r)
+	}
+	r = ctl(t, nil, "", false, "activity", "create", "-f", sale, "--dry-run", "-o", "yaml")
+	if !strings.HasPrefix(r.out, "id: double11\nname: Double Eleven\nstarts_at: \"2026-11-11T00:00:00+08:00\"\n") {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestEveryProblemOfAPlanIsTold(t *testing.T) {
+	t.Parallel()
+	bad := strings.NewReplacer("CNY", "yuan", "15m", "soon", "per_user_limit: 2", "per_user_limit: -1").Replace(plan)
+	r := ctl(t, nil, bad, false, "activity", "create", "-f", "-", "--dry-run")
+	for _, field := range []string{"currency", "payment_timeout", "per_user_limit"} {
+		if !strings.Contains(r.err, field) {
+			t.Errorf("%s is not named in %q", field, r.err)
+		}
+	}
+}
+
+func TestOnATerminalItAsks(t *testing.T) {
+	t.Parallel()
+	env := map[string]string{"SECKILLCTL_TOKEN_FILE": file(t, "token", "x"), "SECKILLCTL_SERVER": "http://127.0.0.1:1"}
+	for answer, said := range map[string]string{"n\n": "not done", "": "not done", "yes\n": "call admin API"} {
+		if r := ctl(t, env, answer, true, "order", "cancel", "x", "--reason", "r"); r.code != command.CodeError || !strings.Contains(r.err, "cancel order x? [y/N]") || !strings.Contains(r.err, said) {
+			t.Errorf("answer %q: %+v", answer, r)
+		}
+	}
+}
+
+func TestMintedTokenIsOneThatOrderAPITakes(t *testing.T) {
+	t.Parallel()
+	env := map[string]string{"SECKILL_AUTH_JWT_SECRET": secret}
+	r := ctl(t, env, "", false, "token", "mint", "--user", "buyer-1", "--ttl", "5m")
+	if r.code != 0 || r.err != "" {
+		t.Fatalf("%+v", r)
+	}
+	var claims jwt.RegisteredClaims
+	_, err := jwt.ParseWithClaims(strings.TrimSuffix(r.out, "\n"), &claims, func(*jwt.Token) (any, error) { return []byte(secret), nil },
+		jwt.WithValidMethods([]string{"HS256"}), jwt.WithExpirationRequired())
+	if err != nil || claims.Subject != "buyer-1" || time.Until(claims.ExpiresAt.Time) > 5*time.Minute {
+		t.Errorf("%+v %v", claims, err)
+	}
+	env = map[string]string{"SECKILL_AUTH_JWT_SECRET_FILE": file(t, "secret", secret+"\n")}
+	if r := ctl(t, env, "", false, "token", "mint", "--user", "u", "-o", "json"); r.code != 0 || !strings.Contains(r.out, `"user_id": "u"`) {
+		t.Errorf("%+v", r)
+	}
+	if r := ctl(t, map[string]string{"SECKILL_AUTH_JWT_SECRET": "short"}, "", false, "token", "mint", "--user", "u"); r.code != command.CodeError || strings.Contains(r.err, "short ") {
+		t.Errorf("%+v", r)
+	}
+}
