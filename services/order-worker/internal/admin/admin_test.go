@@ -297,4 +297,3 @@ func TestAdminAPI(t *testing.T) {
 		}
 	})
 }
-
