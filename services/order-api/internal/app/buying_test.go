@@ -388,8 +388,12 @@ func TestLostKeysAreUnavailableAndNotSoldOut(t *testing.T) {
 	}
 	keys := func(match string) []string {
 		t.Helper()
-		ks, _, err := w.redis.Scan(ctx, 0, w.env.Prefix+match, 10_000).Result()
-		if err != nil {
+		var ks []string
+		it := w.redis.Scan(ctx, 0, w.env.Prefix+match, 10_000).Iterator()
+		for it.Next(ctx) {
+			ks = append(ks, it.Val())
+		}
+		if err := it.Err(); err != nil {
 			t.Fatal(err)
 		}
 		return ks

@@ -197,6 +197,9 @@ func TestWithoutRedisEveryAnswerIsUnavailableInTimeAndReadinessFollows(t *testin
 	r := w.replica(impatient, func(c *Config) { c.Redis.Addrs = []string{proxy.Addr} }).ready()
 	w.sale("sale")
 	bought := r.buy("sale", "u0", 1, "")
+	if bought.status != 202 {
+		t.Fatal(bought)
+	}
 	for name, fail := range map[string]func(){"cut": proxy.Cut, "stalled": proxy.Stall} {
 		fail()
 		body := payment(bought.orderID(), 1999, "CNY", "txn")
@@ -231,7 +234,7 @@ func TestWithoutRedisEveryAnswerIsUnavailableInTimeAndReadinessFollows(t *testin
 		t.Error("a missing Redis is no reason to be killed")
 	}
 	proxy.Resume()
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, 15*time.Second, func() error {
 		if code, body := r.ops("/readyz"); code != 200 {
 			return fmt.Errorf("%s", body)
 		}

@@ -42,7 +42,7 @@ const (
 
 // world is the stores of one test, and what it needs to look into them.
 type world struct {
-	t     *testing.T
+	t     testing.TB
 	env   testkit.RedisEnv
 	amqp  string
 	stock *stock.Client
@@ -54,17 +54,17 @@ type world struct {
 // click does.
 const noBroker = "amqp://guest:guest@127.0.0.1:1/"
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	return newWorldOn(t, testkit.Redis(t), noBroker)
 }
 
-func newWorldWithBroker(t *testing.T) *world {
+func newWorldWithBroker(t testing.TB) *world {
 	t.Helper()
 	return newWorldOn(t, testkit.Redis(t), testkit.RabbitMQ(t))
 }
 
-func newWorldOn(t *testing.T, env testkit.RedisEnv, amqpURL string) *world {
+func newWorldOn(t testing.TB, env testkit.RedisEnv, amqpURL string) *world {
 	t.Helper()
 	w := &world{t: t, env: env, amqp: amqpURL}
 	var err error
