@@ -506,7 +506,7 @@ func TestO18_ShortTimeoutBehindLongOne(t *testing.T) {
 func TestO26_PaymentAgainstTimeout(t *testing.T) {
 	t.Parallel()
 	s := newStack(t, options{})
-	const n = 60
+	const n = 100
 	sale := s.sell(n, 1, 5*time.Second)
 	s.known(0, sale)
 	var mu sync.Mutex

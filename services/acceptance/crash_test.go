@@ -120,7 +120,9 @@ func TestC3_ReplyFromRedisLost(t *testing.T) {
 	t.Parallel()
 	env := testkit.Redis(t)
 	proxy := testkit.NewProxy(t, env.Addr)
-	s := newStack(t, options{redisEnv: &env, redisAddr: proxy.Addr})
+	s := newStack(t, options{redisEnv: &env, redisAddr: proxy.Addr, apiEnv: map[string]string{
+		"SECKILL_REDIS_READ_TIMEOUT": "500ms", "SECKILL_CHECKOUT_REDIS_TIMEOUT": "1s",
+	}})
 	sale := s.sell(5, 1, time.Second)
 	s.known(0, sale)
 	proxy.DropReplies()

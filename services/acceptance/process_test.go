@@ -88,7 +88,7 @@ func environment(env map[string]string, failpoints string) []string {
 // ready waits for /readyz.
 func (p *process) ready() {
 	p.t.Helper()
-	testkit.Eventually(p.t, 40*time.Second, func() error {
+	testkit.Eventually(p.t, within, func() error {
 		if p.ended() {
 			p.t.Fatalf("%s ended with code %d before it was ready:\n%s", p.name, p.exitCode(), p.tail())
 		}
@@ -229,7 +229,7 @@ func (p *process) finish() {
 		_, done := p.current()
 		select {
 		case <-done:
-		case <-time.After(15 * time.Second):
+		case <-time.After(40 * time.Second):
 			p.kill9()
 			p.t.Errorf("%s had to be killed", p.name)
 		}

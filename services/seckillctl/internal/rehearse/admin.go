@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"seckill/pkg/adminapi"
+	"seckill/services/seckillctl/internal/adminclient"
 )
 
 // Admin is what a rehearsal needs of a client of the admin API.
@@ -36,6 +37,22 @@ func (o *office) do(ctx context.Context, method, path string, in, out any) error
 	return o.admin.Do(ctx, method, path, in, out)
 }
 
+// again is do for calls that may be repeated: a store that was too slow for one answer is no reason to
+// give up a rehearsal.
+func (o *office) again(ctx context.Context, method, path string, in, out any) error {
+	return patiently(ctx, func() error { return o.do(ctx, method, path, in, out) })
+}
+
+func patiently(ctx context.Context, call func() error) error {
+	for try := 1; ; try++ {
+		err := call()
+		if err == nil || try == 10 || ctx.Err() != nil || adminclient.Status(err) != http.StatusServiceUnavailable {
+			return err
+		}
+		wait(ctx, time.Duration(try)*200*time.Millisecond)
+	}
+}
+
 func (o *office) rehearsal(what string) string {
 	return "/admin/v1/rehearsals/" + url.PathEscape(o.activity) + "/" + what
 }
@@ -49,7 +66,7 @@ func (o *office) tokens(ctx context.Context, users []string, ttl time.Duration) 
 	var out struct {
 		Tokens []string `json:"tokens"`
 	}
-	if err := o.do(ctx, http.MethodPost, o.rehearsal("tokens"), in, &out); err != nil {
+	if err := o.again(ctx, http.MethodPost, o.rehearsal("tokens"), in, &out); err != nil {
 		return nil, fmt.Errorf("get rehearsal tokens: %w", err)
 	}
 	if len(out.Tokens) != len(users) {
@@ -70,7 +87,7 @@ func (o *office) sign(ctx context.Context, payloads []string) ([]signature, erro
 		Payloads []string `json:"payloads"`
 	}{payloads}
 	var out []signature
-	if err := o.do(ctx, http.MethodPost, o.rehearsal("sign"), in, &out); err != nil {
+	if err := o.again(ctx, http.MethodPost, o.rehearsal("sign"), in, &out); err != nil {
 		return nil, fmt.Errorf("sign rehearsal callbacks: %w", err)
 	}
 	if len(out) != len(payloads) {
@@ -102,7 +119,7 @@ type progress struct {
 
 func (o *office) progress(ctx context.Context) (progress, error) {
 	var out progress
-	if err := o.do(ctx, http.MethodGet, o.rehearsal("progress"), nil, &out); err != nil {
+	if err := o.again(ctx, http.MethodGet, o.rehearsal("progress"), nil, &out); err != nil {
 		return progress{}, fmt.Errorf("read rehearsal progress: %w", err)
 	}
 	return out, nil
@@ -143,7 +160,18 @@ func sum(m map[string]int) int {
 	return n
 }
 
+// snapshot reads everything, again if a store was too slow in the middle of it.
 func (o *office) snapshot(ctx context.Context) (*Snapshot, error) {
+	for try := 1; ; try++ {
+		snap, err := o.oneSnapshot(ctx)
+		if err == nil || try == 5 || ctx.Err() != nil {
+			return snap, err
+		}
+		wait(ctx, time.Second)
+	}
+}
+
+func (o *office) oneSnapshot(ctx context.Context) (*Snapshot, error) {
 	ctx, cancel := context.WithTimeout(ctx, 4*adminCall)
 	defer cancel()
 	body, err := o.admin.Stream(ctx, o.rehearsal("snapshot"))

@@ -140,14 +140,15 @@ func (c *crowd) run(ctx context.Context) error {
 	defer cancel()
 	c.fail = cancel
 	buyers := make(chan int)
-	// Everybody who got something acts on it in the background: the crowd does not wait for them.
+	// Everybody who got something acts on it in the background: the crowd does not wait for them. They
+	// are many enough that a callback, slow as it is on a busy machine, comes before its time-out.
 	acts := make(chan purchase, c.opt.Buyers*2)
 	payments := make(chan purchase, c.opt.Buyers*2)
 	signed := make(chan signedPayment, 256)
 
 	var acting, signing, buying sync.WaitGroup
 	signing.Go(func() { c.signer(ctx, payments, signed) })
-	for range 16 {
+	for range max(c.opt.Concurrency/4, 8) {
 		acting.Go(func() {
 			for p := range signed {
 				c.pay(ctx, p)
@@ -155,7 +156,7 @@ func (c *crowd) run(ctx context.Context) error {
 		})
 	}
 	var cancelling sync.WaitGroup
-	for range 8 {
+	for range max(c.opt.Concurrency/8, 8) {
 		cancelling.Go(func() {
 			for p := range acts {
 				if p.pay {
@@ -322,6 +323,7 @@ func wait(ctx context.Context, d time.Duration) {
 // answer is what the storefront API sends, for orders and for problems.
 type answer struct {
 	OrderID string `json:"order_id"`
+	Ignored bool   `json:"ignored"` // a callback of a type that the shop does not listen to
 	Code    string `json:"code"`
 	Detail  string `json:"detail"`
 }
@@ -563,6 +565,9 @@ func (c *crowd) insist(ctx context.Context, request func(context.Context) (*http
 				return 0, err
 			}
 			last = fmt.Errorf("%d %s: %s", status, ans.Code, ans.Detail)
+			if ans.Ignored {
+				return http.StatusNotAcceptable, nil
+			}
 			return status, nil
 		}()
 		switch {

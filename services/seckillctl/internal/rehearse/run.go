@@ -164,10 +164,10 @@ func findLetter(list []Letter, messageID string) (Letter, bool) {
 }
 
 func (o *office) open(ctx context.Context, s sale.Sale) error {
-	if err := o.do(ctx, http.MethodPost, "/admin/v1/activities", s, nil); err != nil {
+	if err := o.again(ctx, http.MethodPost, "/admin/v1/activities", s, nil); err != nil {
 		return fmt.Errorf("create shadow activity %s: %w", s.ID, err)
 	}
-	if err := o.do(ctx, http.MethodPost, "/admin/v1/activities/"+url.PathEscape(s.ID)+"/warm", nil, nil); err != nil {
+	if err := o.again(ctx, http.MethodPost, "/admin/v1/activities/"+url.PathEscape(s.ID)+"/warm", nil, nil); err != nil {
 		return fmt.Errorf("warm shadow activity %s: %w", s.ID, err)
 	}
 	return nil
