@@ -24,7 +24,8 @@ done
 
 check 'see proto/buf.yaml' env -C proto "$TOOLS/buf" lint
 # Compared with the last commit that is published; a fresh repository has none.
-base=$(git rev-parse --verify -q origin/main || git rev-parse --verify -q HEAD~1 || true)
+base=$(git rev-parse --verify -q origin/main || true)
+if [[ -z $base || $base == "$(git rev-parse HEAD)" ]]; then base=$(git rev-parse --verify -q HEAD~1 || true); fi
 if [[ -n $base ]] && git cat-file -e "$base:proto/buf.yaml" 2>/dev/null; then
   check 'messages in queues outlive a release' "$TOOLS/buf" breaking proto --against ".git#ref=$base,subdir=proto"
 fi

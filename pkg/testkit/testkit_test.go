@@ -9,6 +9,7 @@ import (
 	"net"
 	urlpkg "net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -149,6 +150,32 @@ func TestPrivateRabbitMQHasItsOwnNodeAndLeavesNoProcess(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+func TestVhostIsMadeThroughTheManagementAPI(t *testing.T) {
+	r := StartRabbitMQ(t)
+	port := FreePort(t)
+	write(t, filepath.Join(r.Dir, "enabled_plugins"), "[rabbitmq_management].\n", 0o600)
+	conf, err := os.ReadFile(filepath.Join(r.Dir, "rabbitmq.conf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(r.Dir, "rabbitmq.conf"),
+		fmt.Sprintf("%smanagement.tcp.ip = 127.0.0.1\nmanagement.tcp.port = %d\n", conf, port), 0o600)
+	r.Restart()
+	t.Setenv("SECKILL_TEST_RABBITMQ_URL", r.URL)
+	t.Setenv("SECKILL_TEST_RABBITMQ_API", fmt.Sprintf("http://127.0.0.1:%d", port))
+	t.Setenv("SECKILL_TEST_RABBITMQCTL", "/nowhere/rabbitmqctl")
+	t.Run("inner", func(t *testing.T) {
+		url := RabbitMQ(t)
+		out, err := r.Ctl("list_permissions", "-p", url[strings.LastIndex(url, "/")+1:])
+		if err != nil || !strings.Contains(out, "guest") {
+			t.Errorf("permissions in the new vhost: %q %v", out, err)
+		}
+	})
+	if out, err := r.Ctl("list_vhosts"); err != nil || strings.TrimSpace(strings.TrimPrefix(out, "name\n")) != "/" {
+		t.Errorf("left: %q %v", out, err)
+	}
 }
 
 // groupMembers finds the processes that were given a directory, by their environment.
