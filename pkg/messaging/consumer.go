@@ -276,7 +276,7 @@ func (w *worker) gather(ctx context.Context, s *subscription) ([]*item, error) {
 		orders += in.Orders
 		return orders < w.cfg.BatchOrders && len(batch) < w.cfg.Prefetch
 	}
-	more := true
+	var more bool
 	if s.next != nil {
 		d := s.next
 		s.next = nil

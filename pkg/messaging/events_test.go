@@ -106,7 +106,7 @@ func TestInvalidOrdersAreToldApartFromGoodOnes(t *testing.T) {
 		"unit_price_minor":        func(o *orderv1.Order) { o.UnitPriceMinor, o.Quantity = math.MaxInt64, 2 },
 		"currency":                func(o *orderv1.Order) { o.Currency = "cny" },
 		"reserved_at":             func(o *orderv1.Order) { o.ReservedAt = nil },
-		"pay_before":              func(o *orderv1.Order) { o.PayBefore = timestamppb.New(o.ReservedAt.AsTime().Add(-time.Second)) },
+		"pay_before":              func(o *orderv1.Order) { o.PayBefore = timestamppb.New(o.GetReservedAt().AsTime().Add(-time.Second)) },
 		"payment_timeout_seconds": func(o *orderv1.Order) { o.PaymentTimeoutSeconds = 0 },
 		"epoch":                   func(o *orderv1.Order) { o.Epoch = math.MaxUint64 },
 		"idempotency_key":         func(o *orderv1.Order) { o.IdempotencyKey = "a b" },
@@ -121,10 +121,10 @@ func TestInvalidOrdersAreToldApartFromGoodOnes(t *testing.T) {
 			continue
 		}
 		b := bad[0]
-		if b.Err.Field != field || b.Err.Order != spoilt.OrderId || b.Err.Key != KeyOrderReserved || b.Err.Error() == "" {
+		if b.Err.Field != field || b.Err.Order != spoilt.GetOrderId() || b.Err.Key != KeyOrderReserved || b.Err.Error() == "" {
 			t.Errorf("%s: named %q of %q: %v", field, b.Err.Field, b.Err.Order, b.Err)
 		}
-		if b.HasID == (field == "order_id") || b.OrderID != spoilt.OrderId || b.Message.ID == "" || b.Message.Orders != 1 || b.Message.Attempt != 2 || b.Message.Headers["traceparent"] != "t" {
+		if b.HasID == (field == "order_id") || b.OrderID != spoilt.GetOrderId() || b.Message.ID == "" || b.Message.Orders != 1 || b.Message.Attempt != 2 || b.Message.Headers["traceparent"] != "t" {
 			t.Errorf("%s: %+v", field, b)
 		}
 		// The message of its own still says the same.
@@ -133,7 +133,7 @@ func TestInvalidOrdersAreToldApartFromGoodOnes(t *testing.T) {
 		}
 	}
 	for name, change := range map[string]func(*orderv1.Order){
-		"lower-case order id": func(o *orderv1.Order) { o.OrderId = strings.ToLower(o.OrderId) },
+		"lower-case order id": func(o *orderv1.Order) { o.OrderId = strings.ToLower(o.GetOrderId()) },
 		"quantity too large":  func(o *orderv1.Order) { o.Quantity = order.MaxQuantity + 1 },
 		"quantity wraps":      func(o *orderv1.Order) { o.Quantity = math.MaxUint32 },
 		"year 1":              func(o *orderv1.Order) { o.ReservedAt = timestamppb.New(time.Time{}) },
