@@ -131,7 +131,7 @@ func StartRabbitMQ(t testing.TB, conf ...string) *RabbitServer {
 
 // Ctl runs rabbitmqctl against this broker and returns what it printed.
 func (r *RabbitServer) Ctl(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), ctlTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, r.ctl, append([]string{"--quiet"}, args...)...)
 	cmd.Env, cmd.Dir = r.env, r.Dir

@@ -32,6 +32,10 @@ type Server struct {
 	done chan struct{} // closed when the present process has been reaped
 }
 
+// ctlTime bounds a call of a server's command line tool. They take a second or two; on a machine that
+// builds and tests many things at once it has been minutes.
+const ctlTime = 4 * time.Minute
+
 // launch starts the process and waits until it is ready; the caller has filled the other fields.
 func (s *Server) launch() error {
 	cmd := s.command()

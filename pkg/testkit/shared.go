@@ -143,7 +143,7 @@ func (a *vhostAdmin) remove(vhost string) error {
 }
 
 func (a *vhostAdmin) eval(expr string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), ctlTime)
 	defer cancel()
 	args := append(append([]string{}, a.ctl[1:]...), "eval", expr)
 	out, err := exec.CommandContext(ctx, a.ctl[0], args...).CombinedOutput()
@@ -240,7 +240,7 @@ func (m mysqlTarget) exec(sql string) (string, error) {
 	if err != nil {
 		return "", errors.New("neither the mariadb nor the mysql command line client is on this machine")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), ctlTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, client, "--no-defaults", "--protocol=tcp", "-h", m.host, "-P", m.port, "-u", m.user,
 		"--connect-timeout=10", "--batch", "--skip-column-names", "--default-character-set=utf8mb4")
