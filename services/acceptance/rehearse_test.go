@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"seckill/pkg/sale"
 	"seckill/pkg/testkit"
 )
 
@@ -169,5 +171,45 @@ func TestRehearseRefusesWhatMakesNoSense(t *testing.T) {
 		if code := cmd.ProcessState.ExitCode(); code != 2 {
 			t.Errorf("%v: code %d: %s", args, code, out)
 		}
+	}
+}
+
+// Rehearsal credentials open nothing but their own shadow activity.
+func TestRehearsalCredentialsAreForTheirShadowActivityOnly(t *testing.T) {
+	t.Parallel()
+	s := newStack(t, options{})
+	real := s.sell(5, 1, time.Minute)
+	s.known(0, real)
+	for _, id := range []string{"shadow-a", "shadow-b"} {
+		s.mustAdmin(http.MethodPost, "/admin/v1/activities", sale.Sale{
+			ID: id, Name: id, Shadow: true, StartsAt: time.Now().Add(-time.Second).UTC().Format(time.RFC3339Nano),
+			EndsAt: time.Now().Add(time.Hour).UTC().Format(time.RFC3339Nano), PerUserLimit: 1, PaymentTimeout: "1m", Currency: "EUR",
+			Qualification: sale.QualificationNone, Buckets: 1, RefundAfterEnd: sale.RefundNational,
+			Items: []sale.Item{{SKU: "sku", PriceMinor: price, Pools: map[string]int{"national": 3}}},
+		}, nil)
+		s.mustAdmin(http.MethodPost, "/admin/v1/activities/"+id+"/warm", nil, nil)
+		s.known(0, id)
+	}
+	var out struct {
+		Tokens []string `json:"tokens"`
+	}
+	s.mustAdmin(http.MethodPost, "/admin/v1/rehearsals/shadow-a/tokens", map[string]any{"users": []string{"u"}, "ttl": "10m"}, &out)
+	if status, text := s.admin(http.MethodPost, "/admin/v1/rehearsals/"+real+"/tokens", map[string]any{"users": []string{"u"}}, nil); status != http.StatusForbidden {
+		t.Errorf("tokens for a real sale: %d %s", status, text)
+	}
+	for activity, want := range map[string]bool{"shadow-a": true, "shadow-b": false, real: false} {
+		r := s.call(http.MethodPost, s.api(0)+"/v1/activities/"+activity+"/orders", "", map[string]string{"Authorization": "Bearer " + out.Tokens[0]},
+			`{"sku_id":"sku","quantity":1,"region":"national"}`)
+		if r.accepted() != want || !want && r.Status != http.StatusUnauthorized && r.Status != http.StatusForbidden {
+			t.Errorf("buy in %s: %d %s", activity, r.Status, r.Body)
+		}
+	}
+	for _, activity := range []string{"shadow-b", real} {
+		if n := s.count("SELECT COUNT(*) FROM orders WHERE activity_id = ?", activity); n != 0 {
+			t.Errorf("%d orders in %s", n, activity)
+		}
+	}
+	if status, text := s.admin(http.MethodGet, "/admin/v1/rehearsals/"+real+"/snapshot", nil, nil); status != http.StatusForbidden {
+		t.Errorf("snapshot of a real sale: %d %s", status, text)
 	}
 }
