@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -43,7 +44,7 @@ type broker interface {
 
 // compensationDelay is when the sweep looks after a release that its own message has not carried
 // out by then.
-const compensationDelay = 30 * time.Second
+const compensationDelay = 5 * time.Second
 
 // redisTimeout bounds one round of scripts, publishTimeout one round of publishes.
 const (
@@ -120,7 +121,7 @@ func (f *Follower) Rows(ctx context.Context, rows []*store.Order) error {
 	if err := failpoint.Hit(ctx, "worker.after_lua_confirm"); err != nil {
 		return err
 	}
-	return f.Release(ctx, final)
+	return f.Release(ctx, final, nil)
 }
 
 // Schedule puts order.expired for pending rows into the delay queues and waits until the broker has
@@ -224,15 +225,16 @@ func onlyCorrupt(err error) bool {
 }
 
 // Release gives back in Redis what final rows held there, with the row's state and reason, and
-// removes the compensations that stood for it. A row whose stock key is missing keeps (or gets) its
-// compensation: the sweep comes back to it.
-func (f *Follower) Release(ctx context.Context, rows []*store.Order) error {
-	_, err := f.release(ctx, rows)
+// removes the compensations that stood for it: those named by owed if the caller has just noted them,
+// else those of the rows. A row whose stock key is missing gets a compensation of its own: the sweep
+// comes back to it.
+func (f *Follower) Release(ctx context.Context, rows []*store.Order, owed []string) error {
+	_, err := f.release(ctx, rows, owed)
 	return err
 }
 
 // release also reports the rows that could not be released because a stock key is missing.
-func (f *Follower) release(ctx context.Context, rows []*store.Order) (stuck []*store.Order, err error) {
+func (f *Follower) release(ctx context.Context, rows []*store.Order, owed []string) (stuck []*store.Order, err error) {
 	if len(rows) == 0 {
 		return nil, nil
 	}
@@ -300,7 +302,18 @@ func (f *Follower) release(ctx context.Context, rows []*store.Order) (stuck []*s
 			return nil, err
 		}
 	}
+	if owed != nil {
+		// A stuck order keeps the row it has just got.
+		return stuck, f.st.Paid(ctx, store.CompensateRelease, without(owed, stuck))
+	}
 	return stuck, f.st.Paid(ctx, store.CompensateRelease, done)
+}
+
+// without drops the subjects that are the ids of stuck orders.
+func without(owed []string, stuck []*store.Order) []string {
+	return slices.DeleteFunc(slices.Clone(owed), func(s string) bool {
+		return slices.ContainsFunc(stuck, func(o *store.Order) bool { return o.ID == s })
+	})
 }
 
 // RefundDue marks the records of orders that money arrived for which has to go back.
@@ -350,31 +363,37 @@ func (f *Follower) Kept(ctx context.Context, orderIDs []string) error {
 
 // Compensate carries out compensations that have come up (C9): the rows are read again, and followed.
 func (f *Follower) Compensate(ctx context.Context, due []store.Compensation) error {
-	var release, mark []string
+	var release, ids, mark []string
 	for _, c := range due {
 		switch c.Kind {
 		case store.CompensateRelease:
 			release = append(release, c.Subject)
+			ids = append(ids, c.Orders()...)
 		case store.CompensateRefundDue:
 			mark = append(mark, c.Subject)
 		}
 	}
-	rows, err := store.Orders(ctx, f.st.SQL(), release, false)
+	rows, err := store.Orders(ctx, f.st.SQL(), ids, false)
 	if err != nil {
 		return err
 	}
+	// What has no final row needs no release: then the note is wrong, not the row.
 	final := make([]*store.Order, 0, len(rows))
-	var gone []string
-	for _, id := range release {
-		if o := rows[id]; o != nil && o.Status.Final() {
+	for _, o := range rows {
+		if o.Status.Final() {
 			final = append(final, o)
-		} else {
-			gone = append(gone, id) // nothing final to follow: the note is wrong, not the row
 		}
 	}
-	stuck, err := f.release(ctx, final)
-	if err != nil {
-		return errors.Join(err, f.st.CompensationFailed(context.WithoutCancel(ctx), store.CompensateRelease, release, err))
+	var stuck []*store.Order
+	for part := range slices.Chunk(final, 512) {
+		s, err := f.release(ctx, part, []string{})
+		if err != nil {
+			return errors.Join(err, f.st.CompensationFailed(context.WithoutCancel(ctx), store.CompensateRelease, release, err))
+		}
+		stuck = append(stuck, s...)
+	}
+	if err := f.st.Paid(ctx, store.CompensateRelease, without(release, stuck)); err != nil {
+		return err
 	}
 	if len(stuck) > 0 {
 		ids := make([]string, len(stuck))
@@ -384,9 +403,6 @@ func (f *Follower) Compensate(ctx context.Context, due []store.Compensation) err
 		if err := f.st.CompensationFailed(ctx, store.CompensateRelease, ids, errors.New("stock key missing")); err != nil {
 			return err
 		}
-	}
-	if err := f.st.Paid(ctx, store.CompensateRelease, gone); err != nil {
-		return err
 	}
 	if err := f.RefundDue(ctx, mark); err != nil {
 		return errors.Join(err, f.st.CompensationFailed(context.WithoutCancel(ctx), store.CompensateRefundDue, mark, err))

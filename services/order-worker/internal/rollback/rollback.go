@@ -219,7 +219,9 @@ func (h *Handler) cancelAll(ctx context.Context, asks []ask) error {
 // outcome is what one transaction of cancels did.
 type outcome struct {
 	now     time.Time
-	release []*store.Order // rows in a final state: just now, or before
+	fresh   []*store.Order // rows that are final since now
+	owed    []string       // the compensations that stand for them
+	already []*store.Order // rows that were final before
 	early   []order.Order  // payment time not over yet
 	unknown []ask          // no row, and nothing known but the id
 	counts  map[[2]string]int
@@ -267,13 +269,16 @@ func (h *Handler) cancel(ctx context.Context, asks []ask) error {
 	if err := failpoint.Hit(ctx, "worker.cancel.after_commit"); err != nil {
 		return err
 	}
-	if err := h.follow.Release(ctx, out.release); err != nil {
+	if err := h.follow.Release(ctx, out.fresh, out.owed); err != nil {
+		return err
+	}
+	if err := h.follow.Release(ctx, out.already, nil); err != nil {
 		return err
 	}
 	if err := h.follow.Postpone(ctx, out.early, out.now); err != nil {
 		return err
 	}
-	if err := h.kept(ctx, out.release); err != nil {
+	if err := h.kept(ctx, slices.Concat(out.fresh, out.already)); err != nil {
 		return err
 	}
 	return h.byRecord(ctx, out.unknown)
@@ -369,7 +374,7 @@ func cancelTx(ctx context.Context, tx *store.Tx, ids []string, asks map[string]a
 				out.late = append(out.late, out.now.Sub(o.PayBefore))
 			}
 		case o.Status.Final():
-			out.release = append(out.release, o)
+			out.already = append(out.already, o)
 			count(resultAlready)
 		default:
 			count(resultRefused) // paid
@@ -387,11 +392,10 @@ func cancelTx(ctx context.Context, tx *store.Tx, ids []string, asks map[string]a
 	if err := store.InsertOrders(ctx, tx, tombstones); err != nil {
 		return out, err
 	}
-	fresh := slices.Concat(cancelled, tombstones)
-	if err := store.Owe(ctx, tx, store.CompensateRelease, fresh, follow.CompensationDelay()); err != nil {
+	out.fresh = slices.Concat(cancelled, tombstones)
+	if out.owed, err = store.OweBatch(ctx, tx, store.CompensateRelease, out.fresh, follow.CompensationDelay()); err != nil {
 		return out, err
 	}
-	out.release = append(out.release, fresh...)
 	// Last: the pool's row is the hot one.
 	return out, store.ReturnUnits(ctx, tx, cancelled, store.OpCancel)
 }
@@ -464,5 +468,5 @@ func (h *Handler) refund(ctx context.Context, refunds []messaging.Refund) error 
 	if err := failpoint.Hit(ctx, "worker.cancel.after_commit"); err != nil {
 		return err
 	}
-	return h.follow.Release(ctx, release)
+	return h.follow.Release(ctx, release, nil)
 }

@@ -129,11 +129,12 @@ func (h *Handler) CancelDue(ctx context.Context, activity string) (int, error) {
 
 // Compensations carries out what committed transactions still owe.
 func (s *Sweeper) Compensations(ctx context.Context) (more bool, err error) {
-	due, err := s.h.st.CompensationsDue(ctx, []string{store.CompensateRelease, store.CompensateRefundDue}, maxOrders)
+	const limit = 64 // each may stand for a batch
+	due, err := s.h.st.CompensationsDue(ctx, []string{store.CompensateRelease, store.CompensateRefundDue}, limit)
 	if err != nil || len(due) == 0 {
 		return false, err
 	}
-	return len(due) == maxOrders, s.h.follow.Compensate(ctx, due)
+	return len(due) == limit, s.h.follow.Compensate(ctx, due)
 }
 
 // Payments ends the wait of money for orders that never came: the order gets a tombstone, so that it
@@ -196,7 +197,7 @@ func (s *Sweeper) orphan(ctx context.Context, p *store.Payment) error {
 	if wrote {
 		s.log.ErrorContext(ctx, "payment for an order that never came, refund due", "order_id", p.OrderID, "transaction_id", p.TransactionID)
 		s.h.rollbacks.WithLabelValues(reasonSweep, resultTombstone).Inc()
-		if err := s.h.follow.Release(ctx, []*store.Order{row}); err != nil {
+		if err := s.h.follow.Release(ctx, []*store.Order{row}, nil); err != nil {
 			return err
 		}
 	}

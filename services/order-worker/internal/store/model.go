@@ -3,6 +3,7 @@ package store
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"seckill/pkg/order"
@@ -214,7 +215,7 @@ func (LedgerEntry) TableName() string { return "stock_ledger" }
 
 // Kinds of compensation.
 const (
-	CompensateRelease   = "release"    // subject: order id; Redis has to follow the row
+	CompensateRelease   = "release"    // subject: order id, or a batch; Redis has to follow the rows
 	CompensateRefundDue = "refund_due" // subject: order id; the record has to carry the mark
 	CompensateReconcile = "reconcile"  // subject: activity id; the stock guard has fired
 )
@@ -227,7 +228,16 @@ type Compensation struct {
 	Attempts   int
 	NextAt     time.Time
 	LastError  string
+	Detail     *string // of a batch: its order ids, separated by spaces
 	CreatedAt  time.Time
+}
+
+// Orders are the ids of the orders that the compensation is about.
+func (c *Compensation) Orders() []string {
+	if c.Detail != nil {
+		return strings.Fields(*c.Detail)
+	}
+	return []string{c.Subject}
 }
 
 // TableName implements gorm's Tabler.

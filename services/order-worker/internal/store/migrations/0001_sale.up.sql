@@ -125,7 +125,9 @@ CREATE TABLE IF NOT EXISTS stock_ledger (
   PRIMARY KEY (ref, op, account)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
--- Work that a committed transaction still owes (R3). kind release: subject is an order id.
+-- Work that a committed transaction still owes (R3). kind release: subject is an order id, or the
+-- name of a batch whose order ids are in detail. The table is empty but for what is in work or stuck,
+-- so the sweep scans it and it has no index of its own to keep up to date.
 CREATE TABLE IF NOT EXISTS compensations (
   kind        VARCHAR(16)  CHARACTER SET ascii COLLATE ascii_bin NOT NULL,  -- release, refund_due, reconcile
   subject     VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -133,9 +135,9 @@ CREATE TABLE IF NOT EXISTS compensations (
   attempts    INT          NOT NULL DEFAULT 0,
   next_at     DATETIME(6)  NOT NULL,
   last_error  VARCHAR(500) NOT NULL DEFAULT '',
+  detail      MEDIUMTEXT   NULL,
   created_at  DATETIME(6)  NOT NULL,
-  PRIMARY KEY (kind, subject),
-  KEY compensations_due (next_at)
+  PRIMARY KEY (kind, subject)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
 CREATE TABLE IF NOT EXISTS user_holdings (
