@@ -174,3 +174,65 @@ func TestACancelIsQueuedUnlessTheOrderIsPaidOrOver(t *testing.T) {
 		}
 	}
 }
+
+// What a buyer sees of a sale that is settled: receipts of what was paid, nothing of the rest.
+func TestAfterTheSettlementOrdersAreReceiptsOrArchived(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.replica().ready()
+	ctx := context.Background()
+	sale := w.sale("sale")
+	paid, cancelled := r.buy("sale", "u1", 1, "k1"), r.buy("sale", "u2", 1, "")
+	id, _ := order.ParseID(paid.orderID())
+	if _, err := w.stock.Confirm(ctx, []stock.Confirmation{{ID: id, To: order.Paid}}); err != nil {
+		t.Fatal(err)
+	}
+	id, _ = order.ParseID(cancelled.orderID())
+	if _, err := w.stock.Release(ctx, []stock.Release{{
+		ID: id, User: "u2", SKU: "mug", Pool: "national", Quantity: 1, To: order.Cancelled, Reason: order.ReasonUserCancelled,
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.stock.End(ctx, sale, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	status := func(a answer, user string) answer {
+		return r.do(call{method: "GET", path: "/v1/orders/" + a.orderID(), token: token(user)})
+	}
+	if s := status(cancelled, "u2"); s.fields["status"] != "cancelled" {
+		t.Errorf("ended, not settled: %s", s)
+	}
+	if err := w.stock.Fence(ctx, sale, 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.stock.Cleanup(ctx, sale, 1, 25*time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.stock.SettleMarker(ctx, sale, 1, 25*time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if s := status(paid, "u1"); s.status != 200 || s.fields["status"] != "paid" || s.fields["amount_minor"] != 1999.0 {
+		t.Errorf("receipt: %s", s)
+	}
+	if s := status(paid, "u2"); s.status != 404 {
+		t.Errorf("somebody else's receipt: %s", s)
+	}
+	if s := status(cancelled, "u2"); s.status != 410 || s.code() != "order_archived" {
+		t.Errorf("archived: %s", s)
+	}
+	if c := r.do(call{method: "DELETE", path: "/v1/orders/" + paid.orderID(), token: token("u1")}); c.status != 409 {
+		t.Errorf("cancel of a receipt: %s", c)
+	}
+	for _, key := range []string{"", "k1", "k2"} {
+		if a := r.buy("sale", "u1", 1, key); a.status != 410 || a.code() != "activity_ended" {
+			t.Errorf("click with key %q: %s", key, a)
+		}
+	}
+	mine := r.do(call{method: "GET", path: "/v1/activities/sale/orders/mine", token: token("u1")})
+	if list, _ := mine.fields["orders"].([]any); mine.status != 200 || len(list) != 0 {
+		t.Errorf("mine: %s", mine)
+	}
+	if s := r.do(call{method: "GET", path: "/v1/activities/sale"}); s.status != 200 || s.fields["phase"] != "ended" {
+		t.Errorf("state: %s", s)
+	}
+}

@@ -514,7 +514,7 @@ func (s *Service) Pay(ctx context.Context, p Payment, trace observability.Trace)
 	case errors.Is(err, stock.ErrOrderNotFound), errors.Is(err, stock.ErrArchived):
 	case err != nil:
 		return err
-	case !rec.Receipt:
+	default:
 		amount, err := rec.AmountMinor()
 		if err != nil || amount != p.AmountMinor || rec.Currency != p.Currency {
 			return ErrAmountMismatch
