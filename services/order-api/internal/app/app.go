@@ -91,6 +91,9 @@ func (a *App) MetricsAddr() string { return a.ops.Addr() }
 // Handler is the storefront API without its server.
 func (a *App) Handler() http.Handler { return a.handler }
 
+// brokerGoodbye bounds closing the broker's connections.
+const brokerGoodbye = 2 * time.Second
+
 // Run serves until ctx ends, and then stops in order: readiness goes red, requests that were read
 // are answered, accepted orders are published and confirmed, connections are closed.
 func (a *App) Run(ctx context.Context) error {
@@ -147,7 +150,10 @@ func (a *App) Run(ctx context.Context) error {
 	// No handler runs any more, so nothing is offered to the publisher behind its back.
 	stopCheckout()
 	checkoutDone.Wait()
-	if err := a.broker.Close(stop); err != nil {
+	// Every publish has ended by now, so a broker that does not answer the goodbye gets little time.
+	goodbye, cancelGoodbye := context.WithTimeout(stop, brokerGoodbye)
+	defer cancelGoodbye()
+	if err := a.broker.Close(goodbye); err != nil {
 		// What was not confirmed is in the outbox: the relay publishes it. Not a failed stop.
 		a.log.WarnContext(ctx, "broker connection did not close in time", "error", err)
 	}

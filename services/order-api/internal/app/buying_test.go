@@ -469,7 +469,7 @@ func TestTheWindowGoesByRedisClock(t *testing.T) {
 		t.Fatal(err)
 	}
 	starts, ends := now.Add(1500*time.Millisecond).Truncate(time.Millisecond), now.Add(3500*time.Millisecond).Truncate(time.Millisecond)
-	sale := w.sale("sale", limit(20), func(a *stock.Activity) { a.StartsAt, a.EndsAt = starts, ends })
+	sale := w.sale("sale", limit(20), pools("mug", map[string]int{"national": 100}), func(a *stock.Activity) { a.StartsAt, a.EndsAt = starts, ends })
 	held := 0
 	seen := map[string]bool{}
 	for i := 0; ; i++ {
@@ -519,7 +519,7 @@ func TestTheWindowGoesByRedisClock(t *testing.T) {
 	if !seen["activity_not_started"] || held == 0 {
 		t.Errorf("seen %v, %d accepted", seen, held)
 	}
-	if left := w.left(sale); left != 20-held {
+	if left := w.left(sale); left != 100-held {
 		t.Errorf("%d left after %d", left, held)
 	}
 }
