@@ -18,10 +18,10 @@ ready() { # metrics addr
 }
 
 await() { # name metrics-addr
-  local end=$((SECONDS + 60))
+  local end=$((SECONDS + 180))
   until ready "$2"; do
     alive "$1" || { tail -n 5 "$run/log/$1.log" >&2; die "$1 ended at its start (log: $run/log/$1.log)"; }
-    ((SECONDS < end)) || { curl -s --max-time 2 "http://$2/readyz" >&2; die "$1 is not ready within 60 s (log: $run/log/$1.log)"; }
+    ((SECONDS < end)) || { curl -s --max-time 2 "http://$2/readyz" >&2; die "$1 is not ready within 180 s (log: $run/log/$1.log)"; }
     sleep 0.1
   done
 }

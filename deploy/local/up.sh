@@ -123,7 +123,7 @@ exec /usr/lib/rabbitmq/bin/rabbitmqctl "\$@"
 END
   chmod 755 "$run/rabbitmqctl"
   spawn rabbitmq-epmd epmd -port "$epmd_port" -address 127.0.0.1
-  wait_for 10 "the Erlang port mapper" listens "127.0.0.1:$epmd_port"
+  wait_for 60 "the Erlang port mapper" listens "127.0.0.1:$epmd_port"
   # detached: the script becomes the Erlang machine in place of minding it, so signals reach the broker.
   spawn rabbitmq env HOME="$d" RABBITMQ_NODENAME="$(cat "$d/node")" RABBITMQ_CONF_ENV_FILE="$d/rabbitmq-env.conf" \
     RABBITMQ_CONFIG_FILE="$d/rabbitmq.conf" RABBITMQ_ENABLED_PLUGINS_FILE="$d/enabled_plugins" \
@@ -154,9 +154,9 @@ if [[ ${#missing[@]} -gt 0 ]]; then
       case $s in redis) a=$redis_addr ;; rabbitmq) a=$rabbit_addr ;; mysql) a=$mysql_addr ;; esac
       say "$s: $a, started from the distribution's package (data in $run/$s)"
     done
-    wait_for 30 redis listens "$redis_addr"
-    wait_for 60 mysql listens "$mysql_addr"
-    wait_for 120 rabbitmq listens "$rabbit_addr"
+    wait_for 60 redis listens "$redis_addr"
+    wait_for 180 mysql listens "$mysql_addr"
+    wait_for 300 rabbitmq listens "$rabbit_addr"
   else
     die "nothing listens for: ${missing[*]}. Start them at redis $redis_addr, rabbitmq $rabbit_addr, mysql $mysql_addr, or start a Docker engine, or run this on Debian as root"
   fi
@@ -215,7 +215,7 @@ setup_rabbitmq() {
     api_put "/api/permissions/$name/$name" '{"configure":".*","write":".*","read":".*"}'
     test_rabbit=(SECKILL_TEST_RABBITMQ_API "$base")
   elif [[ -n $ctl ]]; then
-    wait_for 90 rabbitmq "$ctl" --quiet await_startup
+    wait_for 180 rabbitmq "$ctl" --quiet await_startup
     # One call for all of it: each start of rabbitmqctl costs a second.
     local out
     out=$("$ctl" --quiet eval "

@@ -26,7 +26,7 @@ func StartRedis(t testing.TB, args ...string) *Server {
 		port := strconv.Itoa(FreePort(t))
 		dir := t.TempDir()
 		return &Server{
-			Addr: "127.0.0.1:" + port, Dir: dir, t: t, name: "redis", within: 20 * time.Second,
+			Addr: "127.0.0.1:" + port, Dir: dir, t: t, name: "redis", within: 60 * time.Second,
 			command: func() *exec.Cmd {
 				return exec.Command(program, append([]string{
 					"--bind", "127.0.0.1", "--port", port, "--dir", dir, "--save", "",
@@ -108,7 +108,7 @@ func StartRabbitMQ(t testing.TB, conf ...string) *RabbitServer {
 		)
 		env := rabbit.env
 		return &Server{
-			Addr: "127.0.0.1:" + port, Dir: dir, t: t, name: "rabbitmq", within: 120 * time.Second,
+			Addr: "127.0.0.1:" + port, Dir: dir, t: t, name: "rabbitmq", within: 300 * time.Second,
 			command: func() *exec.Cmd {
 				cmd := exec.Command(program)
 				cmd.Env, cmd.Dir = env, dir
@@ -149,7 +149,7 @@ func startEpmd(t testing.TB, program, dir string) (port string) {
 	s := startServer(t, func(t testing.TB) *Server {
 		port = strconv.Itoa(FreePort(t))
 		return &Server{
-			Addr: "127.0.0.1:" + port, Dir: dir, t: t, name: "epmd", within: 10 * time.Second,
+			Addr: "127.0.0.1:" + port, Dir: dir, t: t, name: "epmd", within: 60 * time.Second,
 			command: func() *exec.Cmd {
 				cmd := exec.Command(program, "-port", port, "-address", "127.0.0.1")
 				cmd.Env = withoutRabbitEnv(os.Environ())
@@ -225,7 +225,7 @@ func StartMySQL(t testing.TB, args ...string) *MySQLServer {
 		}
 		run = append(run, args...)
 		return &Server{
-			Addr: "127.0.0.1:" + port, Dir: dir, t: t, name: "mysql", within: 60 * time.Second,
+			Addr: "127.0.0.1:" + port, Dir: dir, t: t, name: "mysql", within: 180 * time.Second,
 			command: func() *exec.Cmd { return exec.Command(program, run...) },
 			ready: func(string) error {
 				_, err := m.target.exec("SELECT 1")
