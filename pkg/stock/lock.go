@@ -70,3 +70,12 @@ func (c *Client) renew(ctx context.Context, lock *redislock.Lock, ttl time.Durat
 		}
 	}
 }
+
+// Locked tells whether anybody holds a lock now.
+func (c *Client) Locked(ctx context.Context, what string) (bool, error) {
+	n, err := c.rdb.Exists(ctx, c.cfg.Prefix+"seckill:lock:"+what).Result()
+	if err != nil {
+		return false, fmt.Errorf("look at lock %s: %w", what, c.classify(err))
+	}
+	return n > 0, nil
+}

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	"seckill/pkg/lifecycle"
 	"seckill/services/order-worker/internal/admin"
 	"seckill/services/order-worker/internal/rehearsal"
+	"seckill/services/order-worker/internal/verify"
 )
 
 // adminServer is the admin API's listener.
@@ -65,7 +67,8 @@ func (a *App) adminAPI() (*admin.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, route := range a.settlement.Routes() {
+	v := verify.New(a.store, a.stock, a.activities, a.settlement)
+	for _, route := range slices.Concat(a.settlement.Routes(), a.reconcile.Routes(), v.Routes()) {
 		s.Mount(route)
 	}
 	credentials := rehearsal.Config{JWTSecret: a.cfg.Auth.JWTSecret.Reveal()}

@@ -21,6 +21,7 @@ import (
 	"seckill/services/order-worker/internal/follow"
 	"seckill/services/order-worker/internal/payment"
 	"seckill/services/order-worker/internal/persist"
+	"seckill/services/order-worker/internal/reconcile"
 	"seckill/services/order-worker/internal/relay"
 	"seckill/services/order-worker/internal/rollback"
 	"seckill/services/order-worker/internal/settlement"
@@ -47,6 +48,7 @@ type App struct {
 	activities *activity.Service
 	letters    *deadletter.Service
 	settlement *settlement.Service
+	reconcile  *reconcile.Service
 
 	ops   *observability.Server
 	admin *adminServer
@@ -118,6 +120,9 @@ func (a *App) build() (err error) {
 	if a.settlement, err = settlement.New(a.cfg.Settlement, a.store, a.stock, a.activities, a.rollback, a.follow, a.broker, a.log, a.registry); err != nil {
 		return err
 	}
+	if a.reconcile, err = reconcile.New(a.cfg.Reconcile, a.store, a.stock, a.activities, a.follow, a.broker, a.log, a.registry); err != nil {
+		return err
+	}
 	a.letters, err = deadletter.New(a.store, a.stock, a.broker, a.follow, deadletter.Config{}, a.log, a.registry)
 	return err
 }
@@ -161,6 +166,9 @@ func (a *App) Run(ctx context.Context) int {
 		g.Add(a.loop("sweeper", a.sweeper.Run))
 		g.Add(a.loop("activities", a.activities.Run))
 		g.Add(a.loop("ends", a.settlement.Run))
+	}
+	if a.cfg.has(RoleReconciler) {
+		g.Add(a.loop("reconciler", a.reconcile.Run))
 	}
 	if a.cfg.has(RoleRollbacks) {
 		g.Add(a.consumer(messaging.ConsumerConfig{

@@ -10,6 +10,7 @@ import (
 	"seckill/pkg/messaging"
 	"seckill/pkg/observability"
 	"seckill/pkg/stock"
+	"seckill/services/order-worker/internal/reconcile"
 	"seckill/services/order-worker/internal/relay"
 	"seckill/services/order-worker/internal/rollback"
 	"seckill/services/order-worker/internal/settlement"
@@ -49,6 +50,7 @@ type Config struct {
 	Sweep    rollback.SweepConfig    `mapstructure:"sweep"`
 
 	Settlement settlement.Config `mapstructure:"settlement"`
+	Reconcile  reconcile.Config  `mapstructure:"reconcile"`
 }
 
 // MetricsConfig is the listener of /livez, /readyz and /metrics.
@@ -127,6 +129,7 @@ func (c Config) WithDefaults() Config {
 	c.Relay = c.Relay.WithDefaults()
 	c.Sweep = c.Sweep.WithDefaults()
 	c.Settlement = c.Settlement.WithDefaults()
+	c.Reconcile = c.Reconcile.WithDefaults()
 	return c
 }
 

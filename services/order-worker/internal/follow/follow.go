@@ -70,7 +70,7 @@ func New(st *store.Store, rec records, br broker, log *slog.Logger, reg promethe
 			Help: "Units by which Redis and MySQL were found to differ, by who found it, since the start or the last comparison.",
 		}, []string{"source"}),
 	}
-	for _, s := range []string{"stock_guard", "limit_guard", "record"} {
+	for _, s := range []string{"stock_guard", "limit_guard", "record", "reconcile"} {
 		f.drift.WithLabelValues(s)
 	}
 	if err := reg.Register(f.drift); err != nil {
@@ -82,6 +82,11 @@ func New(st *store.Store, rec records, br broker, log *slog.Logger, reg promethe
 // Drift adds to the gauge of units by which the stores differ.
 func (f *Follower) Drift(source string, units int) {
 	f.drift.WithLabelValues(source).Add(float64(units))
+}
+
+// SetDrift sets the units by which the stores differed when they were last compared.
+func (f *Follower) SetDrift(source string, units int) {
+	f.drift.WithLabelValues(source).Set(float64(units))
 }
 
 // CompensationDelay is the time that Owe should give a release.

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -30,9 +31,11 @@ import (
 	"seckill/services/order-worker/internal/follow"
 	"seckill/services/order-worker/internal/payment"
 	"seckill/services/order-worker/internal/persist"
+	"seckill/services/order-worker/internal/reconcile"
 	"seckill/services/order-worker/internal/rollback"
 	"seckill/services/order-worker/internal/settlement"
 	"seckill/services/order-worker/internal/store"
+	"seckill/services/order-worker/internal/verify"
 )
 
 // Tokens of the rig's admin API.
@@ -47,6 +50,7 @@ type Options struct {
 	Deaths    deadletter.Config
 	Interval  time.Duration // of the activity loop
 	Ends      settlement.Config
+	Reconcile reconcile.Config
 }
 
 // Rig is one worker in pieces.
@@ -64,6 +68,8 @@ type Rig struct {
 	Payments   *payment.Handler
 	Rollbacks  *rollback.Handler
 	Ends       *settlement.Service
+	Reconciler *reconcile.Service
+	Verifier   *verify.Verifier
 	Registry   *prometheus.Registry
 	Admin      *httptest.Server
 	RabbitURL  string
@@ -141,7 +147,10 @@ func New(t testing.TB, o Options) *Rig {
 		Store: r.Store, Activities: r.Activities, Letters: r.Letters, Stock: r.Stock, Broker: r.Broker, Log: log, Metrics: r.Registry,
 	})
 	must(err)
-	for _, route := range r.Ends.Routes() {
+	r.Reconciler, err = reconcile.New(o.Reconcile, r.Store, r.Stock, r.Activities, f, r.Broker, log, r.Registry)
+	must(err)
+	r.Verifier = verify.New(r.Store, r.Stock, r.Activities, r.Ends)
+	for _, route := range slices.Concat(r.Ends.Routes(), r.Reconciler.Routes(), r.Verifier.Routes()) {
 		api.Mount(route)
 	}
 	r.Admin = httptest.NewServer(api.Handler())

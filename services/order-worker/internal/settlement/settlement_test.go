@@ -113,6 +113,16 @@ func closed(r *rig.Rig, id string, sold, returned int64) adminapi.Report {
 	if keys, err := r.Redis.Keys(ctx, r.Prefix+"seckill:lock:*").Result(); err != nil || len(keys) > 0 {
 		r.T.Errorf("locks left: %v %v", keys, err)
 	}
+	var checks adminapi.VerifyResult
+	if code, p := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/activities/"+id+"/verify", nil, &checks); code != http.StatusOK || len(checks.Lines) < 15 {
+		r.T.Fatalf("verify: %d %+v %+v", code, p, checks)
+	}
+	for _, l := range checks.Lines {
+		// Other tests work in the same process and on the same server: their locks and goroutines are theirs.
+		if !l.OK && l.Check != "row-lock waits" && l.Check != "goroutines of this worker" {
+			r.T.Errorf("verify: %+v", l)
+		}
+	}
 	var rep adminapi.Report
 	if code, p := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/activities/"+id+"/report", nil, &rep); code != http.StatusOK {
 		r.T.Fatalf("report: %d %+v", code, p)
@@ -170,6 +180,9 @@ func TestEndSettlesOnceAndLeavesNothingBehind(t *testing.T) {
 	status(r, unpaid[0], order.Paid)
 	if s := state(r, "sale"); s != "ended" {
 		t.Fatalf("settled while orders could still be paid: %s", s)
+	}
+	if v, err := r.Verifier.Verify(ctx, "sale"); err != nil || v.OK {
+		t.Errorf("verify passes before the sale is closed: %+v %v", v, err)
 	}
 	if code, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities/sale/end", nil, &res); code != http.StatusAccepted || !res.Already {
 		t.Fatalf("end again: %d %+v %+v", code, p, res)

@@ -248,6 +248,18 @@ func (c *Client) Report(ctx context.Context, id string) (r adminapi.Report, err 
 	return r, err
 }
 
+// Reconcile compares Redis with MySQL, and mends what may be mended.
+func (c *Client) Reconcile(ctx context.Context, id string, repair bool) (r adminapi.ReconcileResult, err error) {
+	_, err = c.Do(ctx, http.MethodPost, activityPath(id, "/reconcile"), nil, adminapi.ReconcileRequest{Repair: repair}, &r)
+	return r, err
+}
+
+// Verify checks what must hold after the end of a sale.
+func (c *Client) Verify(ctx context.Context, id string) (r adminapi.VerifyResult, err error) {
+	_, err = c.Do(ctx, http.MethodGet, activityPath(id, "/verify"), nil, nil, &r)
+	return r, err
+}
+
 // Stock reads a sale's stock in MySQL and Redis.
 func (c *Client) Stock(ctx context.Context, id string) (rows []adminapi.StockRow, err error) {
 	_, err = c.Do(ctx, http.MethodGet, activityPath(id, "/stock"), nil, nil, &rows)

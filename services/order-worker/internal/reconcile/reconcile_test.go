@@ -1,0 +1,239 @@
+package reconcile_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"seckill/pkg/adminapi"
+	"seckill/pkg/messaging"
+	"seckill/pkg/order"
+	"seckill/pkg/stock"
+	"seckill/pkg/testkit"
+	"seckill/services/order-worker/internal/reconcile"
+	"seckill/services/order-worker/internal/rig"
+)
+
+// now makes nothing too young to be compared.
+var now = reconcile.Config{Interval: 200 * time.Millisecond, Young: time.Millisecond, Thorough: 1}
+
+func ctx(t *testing.T) context.Context {
+	t.Helper()
+	c, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	return c
+}
+
+func kinds(r adminapi.ReconcileResult) map[string]int {
+	out := map[string]int{}
+	for _, d := range r.Differences {
+		out[d.Kind]++
+	}
+	return out
+}
+
+func persisted(r *rig.Rig, n int) {
+	r.T.Helper()
+	testkit.Eventually(r.T, 20*time.Second, func() error {
+		if have := r.Count("SELECT COUNT(*) FROM orders"); have != n {
+			return fmt.Errorf("%d rows", have)
+		}
+		return nil
+	})
+}
+
+func quiet(r *rig.Rig, activity string) {
+	r.T.Helper()
+	testkit.Eventually(r.T, 20*time.Second, func() error {
+		s, err := r.Stock.OutboxStats(ctx2(r), activity, 0)
+		if err == nil && s.Waiting > 0 {
+			err = errors.New("outbox is not empty")
+		}
+		return err
+	})
+}
+
+func ctx2(r *rig.Rig) context.Context {
+	c, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	r.T.Cleanup(cancel)
+	return c
+}
+
+func same(r *rig.Rig, activity string) {
+	r.T.Helper()
+	res, err := r.Reconciler.Reconcile(ctx2(r), activity, false)
+	if err != nil || len(res.Differences) != 0 || !res.Stable || res.DriftUnits != 0 {
+		r.T.Errorf("not the same: %+v %v", res, err)
+	}
+}
+
+// R8: every kind of difference is found, told without repair, and mended with it.
+func TestDifferencesAreFoundAndMended(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{Reconcile: now})
+	r.Sell(rig.Plan("sale", map[string]int{"national": 100}))
+	r.ConsumeOrders()
+	var orders []order.Order
+	for i := range 8 {
+		o := r.MustBuy("sale", fmt.Sprintf("u%d", i))
+		orders = append(orders, o)
+		r.Publish(messaging.OrderReserved([]order.Order{o}))
+	}
+	persisted(r, 8)
+	quiet(r, "sale")
+	same(r, "sale")
+	c := ctx(t)
+	key := func(o order.Order) string { return r.Prefix + "seckill:order:{sale:0}:" + o.ID.String() }
+
+	// Redis forgets two orders together with their units and limits, as a failover does.
+	for _, o := range orders[:2] {
+		r.Redis.Del(c, key(o), r.Prefix+"seckill:user:limit:{sale:0}:"+o.User)
+		r.Redis.IncrBy(c, r.Prefix+"seckill:stock:{sale:0}:sku:national", 1)
+		r.Redis.HIncrBy(c, r.Prefix+"seckill:activity:{sale:0}", "version", 1)
+	}
+	// One is cancelled in MySQL and its release was lost; one lost its outbox entry before it was published.
+	r.Exec("UPDATE orders SET status='cancelled', reason='operator_cancelled', updated_at='2020-01-01' WHERE id = ?", orders[2].ID.String())
+	r.Exec("UPDATE activity_stock SET available=available+1, live=live-1 WHERE activity_id='sale'")
+	lost := r.MustBuy("sale", "lost")
+	r.Redis.ZRem(c, r.Prefix+"seckill:outbox:{sale:0}", lost.ID.ULID)
+	r.Exec("UPDATE orders SET updated_at='2020-01-01'")
+
+	var told adminapi.ReconcileResult
+	if code, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities/sale/reconcile", nil, &told); code != http.StatusOK {
+		t.Fatalf("%d %+v", code, p)
+	}
+	k := kinds(told)
+	if k[adminapi.DiffForgotten] != 2 || k[adminapi.DiffNotReleased] != 1 || k[adminapi.DiffNotPublished] != 1 || told.DriftUnits == 0 {
+		t.Errorf("told: %+v", told)
+	}
+	if r.Level("sale", "national") != 100-8+2-1 {
+		t.Errorf("telling changed something: %d left", r.Level("sale", "national"))
+	}
+	mended, err := r.Reconciler.Reconcile(c, "sale", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("mended: %+v", mended)
+	persisted(r, 9)
+	quiet(r, "sale")
+	testkit.Eventually(t, 20*time.Second, func() error {
+		if n := r.Level("sale", "national"); n != 100-8 { // seven live orders and the lost one
+			return fmt.Errorf("%d left", n)
+		}
+		return nil
+	})
+	for _, o := range orders[:2] {
+		rec, err := r.Stock.Order(c, o.ID)
+		if err != nil || rec.Status != order.Pending || rec.User != o.User {
+			t.Errorf("forgotten order: %+v %v", rec, err)
+		}
+	}
+	if rec, err := r.Stock.Order(c, orders[2].ID); err != nil || rec.Status != order.Cancelled {
+		t.Errorf("released order: %+v %v", rec, err)
+	}
+	same(r, "sale")
+	// The limits came back too: a forgotten user cannot buy his limit again.
+	if _, err := r.Buy("sale", orders[0].User, 5); err == nil {
+		t.Error("a forgotten order does not count against the limit")
+	}
+}
+
+// O24, R7: the database has less than Redis. What was sold too much is rejected, and the rest is brought
+// in line by itself: no more is accepted.
+func TestO24_RedisIsBroughtInLine(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{Reconcile: now})
+	r.Sell(rig.Plan("sale", map[string]int{"national": 10}))
+	r.Exec("UPDATE activity_stock SET available = 3 WHERE activity_id = 'sale'")
+	r.ConsumeOrders()
+	r.Go(r.Reconciler.Run)
+	// Only five are bought: three get units, two are refused by the guard, five are left in Redis that
+	// nobody has.
+	for i := range 5 {
+		o, err := r.Buy("sale", fmt.Sprintf("u%d", i), 1)
+		if errors.Is(err, stock.ErrSoldOut) {
+			break // the comparison was faster
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Publish(messaging.OrderReserved([]order.Order{o}))
+	}
+	testkit.Eventually(t, 30*time.Second, func() error {
+		if n := r.Level("sale", "national"); n != 0 {
+			return fmt.Errorf("%d left in redis", n)
+		}
+		if n := r.Count("SELECT available FROM activity_stock WHERE activity_id = 'sale'"); n != 0 {
+			return fmt.Errorf("%d left in mysql", n)
+		}
+		return nil
+	})
+	if n := r.Count("SELECT COUNT(*) FROM orders WHERE status = 'pending'"); n != 3 {
+		t.Errorf("%d pending", n)
+	}
+	if _, err := r.Buy("sale", "late", 1); !errors.Is(err, stock.ErrSoldOut) {
+		t.Errorf("one more: %v", err)
+	}
+	testkit.Eventually(t, 20*time.Second, func() error {
+		if n := r.Count("SELECT COUNT(*) FROM compensations WHERE kind = 'reconcile'"); n != 0 {
+			return fmt.Errorf("%d comparisons asked for", n)
+		}
+		return nil
+	})
+}
+
+// R8: comparisons beside a running sale change nothing that is right.
+func TestComparingARunningSaleChangesNothing(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{Reconcile: now})
+	plan := rig.Plan("sale", map[string]int{"national": 300})
+	plan.Buckets = 3
+	r.Sell(plan)
+	r.ConsumeOrders()
+	stop := r.Go(func(ctx context.Context) {
+		for ctx.Err() == nil {
+			if _, err := r.Reconciler.Reconcile(ctx, "sale", true); err != nil && ctx.Err() == nil {
+				t.Error(err)
+			}
+		}
+	})
+	sold := 0
+	for i := range 150 {
+		o := r.MustBuy("sale", fmt.Sprintf("u%d", i))
+		r.Publish(messaging.OrderReserved([]order.Order{o}))
+		sold++
+	}
+	persisted(r, sold)
+	stop()
+	testkit.Eventually(t, 20*time.Second, func() error {
+		res, err := r.Reconciler.Reconcile(ctx2(r), "sale", false)
+		if err == nil && (len(res.Differences) > 0 || !res.Stable) {
+			err = fmt.Errorf("%+v", res)
+		}
+		return err
+	})
+	if n := r.Level("sale", "national"); n != 300-sold {
+		t.Errorf("%d left of 300 after %d sold", n, sold)
+	}
+}
+
+// A sale without anything to compare.
+func TestSettledSalesAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{Reconcile: now})
+	if _, _, err := r.Activities.Create(ctx(t), rig.Plan("cold", map[string]int{"national": 10}), rig.Operator()); err != nil {
+		t.Fatal(err)
+	}
+	if code, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities/cold/reconcile", nil, nil); code != http.StatusConflict {
+		t.Errorf("%d %+v", code, p)
+	}
+	if code, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities/none/reconcile", nil, nil); code != http.StatusNotFound {
+		t.Errorf("%d %+v", code, p)
+	}
+	if code, p := r.Call(rig.ViewerToken, http.MethodPost, "/admin/v1/activities/cold/reconcile", nil, nil); code != http.StatusForbidden {
+		t.Errorf("%d %+v", code, p)
+	}
+}
