@@ -546,12 +546,14 @@ func (r *runner) empty(ctx context.Context, id string) error {
 
 // single measures the same drain with one transaction for each order.
 func (r *runner) single(ctx context.Context) error {
-	n := 3000
+	n := 2000
 	if r.cfg.Long {
 		n = 10_000
 	}
 	for range r.out.Rounds {
-		id, err := r.fill(ctx, n, "30m", false)
+		// One buyer at a time: each order travels in a message of its own, else the transaction would
+		// hold as many orders as the message.
+		id, err := r.fill(ctx, n, "30m", 1)
 		if err != nil {
 			return err
 		}
@@ -567,15 +569,15 @@ func (r *runner) single(ctx context.Context) error {
 
 // fill makes a sale of exactly n units, sells all, and waits until order-api has published them. It
 // goes at a moderate rate, so that nothing is left to the relay.
-func (r *runner) fill(ctx context.Context, n int, timeout string, keyed bool) (string, error) {
+func (r *runner) fill(ctx context.Context, n int, timeout string, conns int) (string, error) {
 	id, err := r.sale(ctx, n, timeout)
 	if err != nil {
 		return "", err
 	}
-	return id, r.buy(ctx, id, n, keyed)
+	return id, r.buy(ctx, id, n, conns, false)
 }
 
-func (r *runner) buy(ctx context.Context, id string, n int, keyed bool) error {
+func (r *runner) buy(ctx context.Context, id string, n, conns int, keyed bool) error {
 	const rate = 8000
 	m0, err := r.sys.APIMetric(ctx, confirmedOrders)
 	if err != nil {
@@ -583,7 +585,7 @@ func (r *runner) buy(ctx context.Context, id string, n int, keyed bool) error {
 	}
 	res, err := load.OpenLoop{
 		Addr: r.sys.APIAddr, Path: system.Path(id), Body: system.Body, Tokens: r.tokens, Keyed: keyed,
-		Rate: rate, Connections: 64, Duration: time.Duration(float64(n) / rate * float64(time.Second)),
+		Rate: rate, Connections: conns, Duration: time.Duration(float64(n) / rate * float64(time.Second)),
 	}.Run(ctx)
 	if err != nil {
 		return err
@@ -606,7 +608,7 @@ func (r *runner) rollback(ctx context.Context) error {
 	if r.cfg.Long {
 		n = 100_000
 	}
-	id, err := r.fill(ctx, n, "5s", false)
+	id, err := r.fill(ctx, n, "5s", 64)
 	if err != nil {
 		return err
 	}
@@ -706,7 +708,7 @@ func (r *runner) memory(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := r.buy(ctx, id, n, keyed); err != nil {
+		if err := r.buy(ctx, id, n, 64, keyed); err != nil {
 			return err
 		}
 		waiting, err := used()
