@@ -69,6 +69,22 @@ func (c *Client) Order(ctx context.Context, id order.ID) (Record, error) {
 	return Record{}, fmt.Errorf("read order %s: %w", id, ErrOrderNotFound)
 }
 
+// Answered reports whether a request with this idempotency key was answered with an order. The read
+// shares its round trip with whatever else is under way.
+func (c *Client) Answered(ctx context.Context, activity string, bucket int, user, key string) (bool, error) {
+	if !order.ValidActivityID(activity) || !order.ValidUserID(user) || !order.ValidIdempotencyKey(key) {
+		return false, fmt.Errorf("look up idempotency key: %w", ErrInvalid)
+	}
+	cmd := redis.NewIntCmd(context.Background(), "exists", c.keys(activity, bucket).idem(user, key))
+	if err := c.submit(ctx, cmd); err != nil {
+		return false, fmt.Errorf("look up idempotency key: %w", err)
+	}
+	if err := cmd.Err(); err != nil {
+		return false, fmt.Errorf("look up idempotency key: %w", err)
+	}
+	return cmd.Val() > 0, nil
+}
+
 // Mine reads the orders that count against a user's limit in one bucket, oldest first. A released
 // order is not among them.
 func (c *Client) Mine(ctx context.Context, activity string, bucket int, user string) ([]Record, error) {

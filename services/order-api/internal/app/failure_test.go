@@ -572,8 +572,9 @@ func TestOneScriptCallPerReservationAndNoneForTheLosingCrowd(t *testing.T) {
 	if a := r.buy("sale", "late", 1, "k"); a.code() != "sold_out" {
 		t.Errorf("%s", a)
 	}
-	if n := calls() - before; n != 1 {
-		t.Errorf("%d calls for a request with a key", n)
+	// Its key is looked up by a plain read.
+	if n := calls() - before; n != 0 {
+		t.Errorf("%d script calls for a request with a key", n)
 	}
 	// The other region's pool is not sold out.
 	if a := r.do(call{method: "POST", path: "/v1/activities/sale/orders", token: token("b"), body: `{"sku_id":"mug","quantity":1,"region":"beijing"}`}); a.status != 202 {

@@ -160,6 +160,18 @@ func (a *activities) get(ctx context.Context, id string, maxAge time.Duration) (
 	return a.load(ctx, id)
 }
 
+// peek returns what is remembered of an activity, or nil.
+func (a *activities) peek(id string) *Snapshot {
+	a.mu.RLock()
+	e := a.entries[id]
+	a.mu.RUnlock()
+	if e == nil {
+		return nil
+	}
+	e.lastUsed.Store(time.Now().UnixNano())
+	return e.snap.Load()
+}
+
 // load reads one activity, once for all who wait for it. The read goes on when the first caller
 // leaves, since others may wait for the same answer.
 func (a *activities) load(ctx context.Context, id string) (*Snapshot, error) {

@@ -105,6 +105,7 @@ type store interface {
 	Reserve(ctx context.Context, r stock.Reservation) (stock.Reserved, error)
 	Order(ctx context.Context, id order.ID) (stock.Record, error)
 	Mine(ctx context.Context, activity string, bucket int, user string) ([]stock.Record, error)
+	Answered(ctx context.Context, activity string, bucket int, user, key string) (bool, error)
 }
 
 // Caller is who sends a request.
@@ -281,6 +282,16 @@ func (s *Service) reserve(ctx context.Context, r *Request) (stock.Reserved, erro
 	if !s.rate.allow(r.User) {
 		return stock.Reserved{}, ErrRateLimited
 	}
+	// The losing crowd costs no call, no place among those who work in Redis, and no timer.
+	if r.IdemKey == "" {
+		if snap := s.known.peek(r.ActivityID); snap != nil && permit(r.Caller, snap) == nil {
+			if from, ok := snap.sources[offer{r.SKU, r.Region}]; ok {
+				if err := s.remembered(snap, from); err != nil {
+					return stock.Reserved{}, err
+				}
+			}
+		}
+	}
 	if err := s.acquire(); err != nil {
 		return stock.Reserved{}, err
 	}
@@ -305,14 +316,22 @@ func (s *Service) reserve(ctx context.Context, r *Request) (stock.Reserved, erro
 		}
 		return stock.Reserved{}, &InvalidError{Field: "region", Detail: "names no pool of this sku and has no fallback"}
 	}
-	// The losing crowd costs no call. A request with a key may have an earlier answer in Redis, so
-	// it is always looked up.
-	if r.IdemKey == "" {
-		if err := s.remembered(snap, from); err != nil {
+	bucket := order.Bucket(r.User, snap.Buckets)
+	if gone := s.remembered(snap, from); gone != nil {
+		if r.IdemKey == "" {
+			return stock.Reserved{}, gone
+		}
+		// A request with a key may have an earlier answer in Redis, so that is always looked up: with
+		// one plain read, since the script would do much more to say the same.
+		answered, err := s.store.Answered(ctx, r.ActivityID, bucket, r.User, r.IdemKey)
+		if err != nil {
 			return stock.Reserved{}, err
 		}
+		if !answered {
+			return stock.Reserved{}, gone
+		}
 	}
-	id, err := s.ids.New(r.ActivityID, order.Bucket(r.User, snap.Buckets))
+	id, err := s.ids.New(r.ActivityID, bucket)
 	if err != nil {
 		return stock.Reserved{}, err
 	}
