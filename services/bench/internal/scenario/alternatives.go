@@ -31,8 +31,8 @@ func (r *runner) alternatives(ctx context.Context) error {
 	return nil
 }
 
-// small is a sale that every design sells out within a window.
-const small = 1500
+// small is a sale that even the slowest design sells out in a few seconds.
+const small = 600
 
 func (r *runner) rival(ctx context.Context, kind string) (Rival, error) {
 	x := Rival{Name: kind}
@@ -135,27 +135,40 @@ func (r *runner) rival(ctx context.Context, kind string) (Rival, error) {
 	return x, nil
 }
 
-// sellOut sends two crowds of different buyers to two replicas until nothing is left.
+// sellOut sends crowds of different buyers to replicas until nobody gets anything any more.
 func (r *runner) sellOut(ctx context.Context, id string, addrs ...string) error {
-	done := make(chan error, len(addrs))
-	for i, addr := range addrs {
-		c := r.crowd(addr, system.Path(id))
-		c.Use = r.nTokens / len(addrs)
-		c.Skip = i * c.Use
-		c.Connections, c.Threads = connections/2, 1
-		go func() {
-			res, err := c.Run(ctx, r.cfg.Scratch)
-			if err == nil && res.Bad > 0 {
-				err = fmt.Errorf("unexpected answers: %+v", res)
-			}
-			done <- err
-		}()
+	share := r.nTokens / len(addrs) / 10
+	for part := range 10 {
+		type outcome struct {
+			res load.CrowdResult
+			err error
+		}
+		done := make(chan outcome, len(addrs))
+		for i, addr := range addrs {
+			c := r.crowd(addr, system.Path(id))
+			c.Skip, c.Use = (part*len(addrs)+i)*share, share
+			c.Connections, c.Threads, c.Duration = connections/2, 1, time.Second
+			go func() {
+				res, err := c.Run(ctx, r.cfg.Scratch)
+				done <- outcome{res, err}
+			}()
+		}
+		var err error
+		reserved, refused := int64(0), int64(0)
+		for range addrs {
+			o := <-done
+			err = errors.Join(err, o.err)
+			reserved += o.res.Reserved
+			refused += o.res.SoldOut
+		}
+		if err != nil {
+			return err
+		}
+		if reserved == 0 && refused > 0 {
+			return nil
+		}
 	}
-	var err error
-	for range addrs {
-		err = errors.Join(err, <-done)
-	}
-	return err
+	return fmt.Errorf("%s is not sold out after 10 crowds", id)
 }
 
 // killed kills a server in the middle of a crowd and says how many buyers had been told yes.
