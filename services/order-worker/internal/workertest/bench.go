@@ -95,6 +95,7 @@ func New(t testing.TB, o Options) *Bench {
 		}
 		at = stock.Config{Addrs: []string{env.Addr}, DB: env.DB, Prefix: env.Prefix}
 	}
+	at.ReadTimeout = 5 * time.Second // as many tests share the machine as will
 	b.redis = at
 	b.Stock, err = stock.New(at, log, b.Registry)
 	must(err)
