@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"seckill/services/seckillctl/internal/adminclient"
 )
@@ -223,8 +224,6 @@ func exitCode(env *Env, err error) int {
 	return CodeError
 }
 
-// Terminal says whether f is a terminal.
-func Terminal(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0 && info.Name() != "null"
-}
+// Terminal says whether f is a terminal. Being a character device does not make one: /dev/null is
+// such a device too, and it is what programs without a terminal are given.
+func Terminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
