@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"context"
 	"errors"
 	"net/http"
 
@@ -44,11 +45,19 @@ func (s *Server) listActivities(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	found, err := s.deps.Activities.List(r.Context(), cursor, limit+1)
+	out, err := s.activityPage(r.Context(), cursor, limit)
 	if err != nil {
 		return err
 	}
+	return WriteJSON(w, http.StatusOK, out)
+}
+
+func (s *Server) activityPage(ctx context.Context, cursor string, limit int) (adminapi.ActivityList, error) {
 	out := adminapi.ActivityList{Activities: []adminapi.Activity{}}
+	found, err := s.deps.Activities.List(ctx, cursor, limit+1)
+	if err != nil {
+		return out, err
+	}
 	if len(found) > limit {
 		found = found[:limit]
 		out.NextCursor = found[limit-1].ID
@@ -56,11 +65,11 @@ func (s *Server) listActivities(w http.ResponseWriter, r *http.Request) error {
 	for _, d := range found {
 		a, err := toActivity(d)
 		if err != nil {
-			return err
+			return out, err
 		}
 		out.Activities = append(out.Activities, a)
 	}
-	return WriteJSON(w, http.StatusOK, out)
+	return out, nil
 }
 
 func (s *Server) showActivity(w http.ResponseWriter, r *http.Request) error {
@@ -68,20 +77,28 @@ func (s *Server) showActivity(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out, err := toActivity(d)
+	out, err := s.withRedis(r.Context(), d)
 	if err != nil {
 		return err
 	}
-	// What MySQL says is worth showing even when Redis does not answer.
+	return WriteJSON(w, http.StatusOK, out)
+}
+
+// withRedis adds what Redis says. What MySQL says is worth showing even when Redis does not answer.
+func (s *Server) withRedis(ctx context.Context, d *activity.Details) (adminapi.Activity, error) {
+	out, err := toActivity(d)
+	if err != nil {
+		return out, err
+	}
 	out.Redis = &adminapi.ActivityRedis{}
-	switch now, err := s.deps.Activities.InRedis(r.Context(), d.ID); {
+	switch now, err := s.deps.Activities.InRedis(ctx, d.ID); {
 	case errors.Is(err, stock.ErrActivityNotFound):
 	case err != nil:
 		out.Redis.Error = err.Error()
 	default:
 		*out.Redis = adminapi.ActivityRedis{Announced: true, Warm: now.Warm, Opened: now.Opened, Paused: now.Paused, Ended: now.Ended}
 	}
-	return WriteJSON(w, http.StatusOK, out)
+	return out, nil
 }
 
 func (s *Server) warmActivity(w http.ResponseWriter, r *http.Request) error {
@@ -113,6 +130,10 @@ func (s *Server) showStock(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	return WriteJSON(w, http.StatusOK, stockRows(d, levels))
+}
+
+func stockRows(d *activity.Details, levels map[string]map[string]int) []adminapi.StockRow {
 	out := []adminapi.StockRow{}
 	for _, p := range d.Pools {
 		row := adminapi.StockRow{SKU: p.SKU, Pool: p.Pool, Allocated: p.Allocated, Available: p.Available, Withheld: p.Withheld}
@@ -122,7 +143,7 @@ func (s *Server) showStock(w http.ResponseWriter, r *http.Request) error {
 		}
 		out = append(out, row)
 	}
-	return WriteJSON(w, http.StatusOK, out)
+	return out
 }
 
 func (s *Server) listInventory(w http.ResponseWriter, r *http.Request) error {

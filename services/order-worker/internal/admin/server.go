@@ -52,11 +52,12 @@ type Deps struct {
 	Metrics    prometheus.Registerer
 }
 
-// Server is the admin API.
+// Server is the admin API and the console.
 type Server struct {
 	cfg      Config
 	deps     Deps
 	mux      *http.ServeMux
+	console  *console
 	requests *prometheus.CounterVec
 }
 
@@ -83,6 +84,10 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	}, []string{"code"})}
 	if err := deps.Metrics.Register(s.requests); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	var err error
+	if s.console, err = newConsole(s); err != nil {
+		return nil, err
 	}
 	s.mux.HandleFunc("/", s.noRoute)
 	s.Mount(s.routes()...)
@@ -157,6 +162,10 @@ func (s *Server) Handler() http.Handler {
 			}
 			s.requests.WithLabelValues(strconv.Itoa(max(rec.status, 200))).Inc()
 		}()
+		if r.URL.Path == "/console" || strings.HasPrefix(r.URL.Path, "/console/") {
+			s.console.ServeHTTP(rec, r)
+			return
+		}
 		s.enter(rec, r, id)
 	})
 }
@@ -170,13 +179,18 @@ func (s *Server) enter(w http.ResponseWriter, r *http.Request, requestID string)
 		s.writeProblem(w, r, NewProblem(http.StatusUnauthorized, adminapi.CodeUnauthenticated, "a valid admin token is needed"))
 		return
 	}
-	remote, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		remote = r.RemoteAddr
-	}
-	actor := audit.Actor{Name: who.Name, Role: string(who.Role), Remote: remote, RequestID: requestID}
+	actor := audit.Actor{Name: who.Name, Role: string(who.Role), Remote: remote(r), RequestID: requestID}
 	r = r.WithContext(context.WithValue(r.Context(), actorKey{}, actor))
 	s.mux.ServeHTTP(w, r)
+}
+
+// remote is the address a request comes from, without its port.
+func remote(r *http.Request) string {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr
+	}
+	return host
 }
 
 type actorKey struct{}
