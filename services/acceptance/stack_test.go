@@ -517,6 +517,9 @@ func (s *stack) mustAdmin(method, path string, in, out any) {
 // sell makes and warms a sale with one good in one pool and gives its id.
 func (s *stack) sell(units, limit int, timeout time.Duration) string {
 	s.t.Helper()
+	// A connection that was dialled and never used is closed by the server after a while; a crowd must
+	// not pick it up in that very moment.
+	s.client.CloseIdleConnections()
 	id := "sale-" + strconv.FormatInt(s.names.Add(1), 10)
 	s.mustAdmin(http.MethodPut, "/admin/v1/inventory", map[string]any{"sku_id": "sku", "pool": "national", "on_hand": units}, nil)
 	s.mustAdmin(http.MethodPost, "/admin/v1/activities", sale.Sale{

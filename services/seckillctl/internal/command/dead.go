@@ -314,11 +314,11 @@ func deadJobs(env *Env) *cobra.Command {
 
 func letterTable(all ...adminapi.DeadLetter) Table {
 	t := Table{Header: []string{
-		"id", "state", "class", "queue", "routing_key", "order_id", "activity_id", "attempt", "deaths", "first_at", "last_at", "error",
+		"id", "state", "class", "queue", "routing_key", "message_id", "order_id", "activity_id", "attempt", "deaths", "first_at", "last_at", "error",
 	}}
 	for _, l := range all {
 		t.Rows = append(t.Rows, []string{
-			i64(l.ID), l.State, l.Class, l.Queue, l.RoutingKey, l.OrderID, l.ActivityID, strconv.Itoa(l.Attempt), strconv.Itoa(l.Deaths),
+			i64(l.ID), l.State, l.Class, l.Queue, l.RoutingKey, l.MessageID, l.OrderID, l.ActivityID, strconv.Itoa(l.Attempt), strconv.Itoa(l.Deaths),
 			timeText(l.FirstAt), timeText(l.LastAt), short(l.Error, 120),
 		})
 	}
