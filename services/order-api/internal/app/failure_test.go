@@ -519,7 +519,7 @@ func TestOneScriptCallPerReservationAndNoneForTheLosingCrowd(t *testing.T) {
 	server := testkit.StartRedis(t)
 	w := newWorldOn(t, testkit.RedisEnv{Addr: server.Addr}, noBroker)
 	// A busy test machine may not get to refresh five times a second.
-	r := w.replica(func(c *Config) { c.Checkout.SoldOutMaxAge = 3 * time.Second }).ready()
+	r := w.replica(func(c *Config) { c.Checkout.SoldOutMaxAge = 10 * time.Second }).ready()
 	sale := w.sale("sale", pools("mug", map[string]int{"national": 50, "beijing": 1}), limit(50))
 	calls := func() (n int) {
 		t.Helper()
@@ -561,9 +561,12 @@ func TestOneScriptCallPerReservationAndNoneForTheLosingCrowd(t *testing.T) {
 		return nil
 	})
 	before = calls()
-	got = together(200, func(i int) answer { return r.must(r.purchase("sale", fmt.Sprintf("v%d", i), 1, "")) })
+	got = nil
+	for round := range 10 {
+		got = append(got, together(20, func(i int) answer { return r.must(r.purchase("sale", fmt.Sprintf("v%d-%d", round, i), 1, "")) })...)
+	}
 	if n := count(got, 409, "sold_out"); n != 200 {
-		t.Errorf("%d sold out; %s", n, got[0])
+		t.Errorf("%d sold out; another answer: %s", n, another(got, "sold_out"))
 	}
 	if n := calls() - before; n > 20 {
 		t.Errorf("%d script calls for a losing crowd of 200", n)
