@@ -13,9 +13,13 @@ import (
 	"syscall"
 
 	"seckill/pkg/config"
+	"seckill/pkg/lifecycle"
 	"seckill/pkg/observability"
 	"seckill/services/order-api/internal/app"
 )
+
+// gcHeadroom is what this process may allocate between two runs of the garbage collector.
+const gcHeadroom = 64 << 20
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
 
@@ -42,6 +46,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		say("", err.Error())
 		return 1
 	}
+	defer lifecycle.GCHeadroom(gcHeadroom)()
 	a, err := app.New(ctx, cfg, log)
 	if err != nil {
 		say("", err.Error())
