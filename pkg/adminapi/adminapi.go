@@ -33,6 +33,7 @@ const (
 	CodeActivityExists   = "activity_exists"        // 409: same id, other content
 	CodeTooLittle        = "insufficient_inventory" // 409
 	CodeNotCancellable   = "order_not_cancellable"  // 409
+	CodeNotRefundable    = "order_not_refundable"   // 409
 	CodeBodyTooLarge     = "body_too_large"         // 413
 	CodeUnsupportedMedia = "unsupported_media_type" // 415
 	CodeInternal         = "internal"               // 500
@@ -164,6 +165,21 @@ type CancelResult struct {
 	Reason  string `json:"reason,omitempty"`
 	Changed bool   `json:"changed"`
 	Queued  bool   `json:"queued"` // the cancel goes through the queue: the status may still be the old one
+}
+
+// RefundRequest asks for a paid order to be taken back. The reason is the operator's own words, in any
+// language: it goes into the audit; the order itself carries a code.
+type RefundRequest struct {
+	Reason string `json:"reason"`
+}
+
+// RefundResult answers it. Changed is false when the order had been refunded before.
+type RefundResult struct {
+	OrderID string `json:"order_id"`
+	Status  string `json:"status"`
+	Reason  string `json:"reason,omitempty"`
+	Changed bool   `json:"changed"`
+	Queued  bool   `json:"queued"` // the refund goes through the queue: the status may still be the old one
 }
 
 // States of a dead letter.

@@ -23,7 +23,7 @@ import (
 // batch of real orders is some 25 KiB.
 const MaxBody = 256 << 10
 
-// Limits of the free texts inside events.
+// Limits of the free texts inside events, in characters: what the columns they end in can hold.
 const (
 	maxReason = 64
 	maxActor  = 128
@@ -396,7 +396,7 @@ func (c *checker) time(field string, ts *timestamppb.Timestamp) time.Time {
 
 func (c *checker) text(field, s string, limit int) string {
 	c.must(s != "", field, "missing")
-	c.must(len(s) <= limit, field, fmt.Sprintf("longer than %d bytes", limit))
+	c.must(utf8.RuneCountInString(s) <= limit, field, fmt.Sprintf("longer than %d characters", limit))
 	for _, r := range s {
 		if r < 0x20 || r == 0x7f || r == utf8.RuneError {
 			c.fail(field, "control or broken characters in it", nil)

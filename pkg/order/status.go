@@ -41,6 +41,7 @@ func (s Status) Final() bool { return s == Cancelled || s == Refunded || s == Re
 const (
 	ReasonUserCancelled     = "user_cancelled"
 	ReasonOperatorCancelled = "operator_cancelled"
+	ReasonOperatorRefunded  = "operator_refunded"
 	ReasonPaymentTimeout    = "payment_timeout"
 	ReasonOutOfStock        = "out_of_stock"     // MySQL's stock guard refused: units are withheld
 	ReasonLimitExceeded     = "limit_exceeded"   // MySQL's per-user guard refused

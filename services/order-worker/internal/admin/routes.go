@@ -16,6 +16,7 @@ func (s *Server) routes() []Route {
 		{Method: http.MethodGet, Path: "/admin/v1/orders", Role: Viewer, Handler: s.listOrders},
 		{Method: http.MethodGet, Path: "/admin/v1/orders/{id}", Role: Viewer, Handler: s.showOrder},
 		{Method: http.MethodPost, Path: "/admin/v1/orders/{id}/cancel", Role: Operator, Handler: s.cancelOrder},
+		{Method: http.MethodPost, Path: "/admin/v1/orders/{id}/refund", Role: Operator, Handler: s.refundOrder},
 		{Method: http.MethodGet, Path: "/admin/v1/dead-letters", Role: Viewer, Handler: s.listLetters},
 		{Method: http.MethodGet, Path: "/admin/v1/dead-letters/{id}", Role: Viewer, Handler: s.showLetter},
 		{Method: http.MethodGet, Path: "/admin/v1/dead-letters/groups", Role: Viewer, Handler: s.groupLetters},

@@ -304,6 +304,12 @@ func (c *Client) CancelOrder(ctx context.Context, id, reason string) (r adminapi
 	return r, err
 }
 
+// RefundOrder asks for a paid order to be taken back; the refund itself goes through the queue.
+func (c *Client) RefundOrder(ctx context.Context, id, reason string) (r adminapi.RefundResult, err error) {
+	_, err = c.Do(ctx, http.MethodPost, "/admin/v1/orders/"+url.PathEscape(id)+"/refund", nil, adminapi.RefundRequest{Reason: reason}, &r)
+	return r, err
+}
+
 // DeadLetters reads one page of dead letters.
 func (c *Client) DeadLetters(ctx context.Context, f adminapi.LetterFilter, cursor string, limit int) (l adminapi.DeadLetterList, err error) {
 	_, err = c.Do(ctx, http.MethodGet, "/admin/v1/dead-letters", page(letterQuery(f), cursor, limit), nil, &l)

@@ -63,6 +63,8 @@ func TestWrongCallsAreUsageErrors(t *testing.T) {
 		{"order", "list"}, {"order", "show", "a", "--colour"}, {"-o", "xml", "activity", "list"}, {"activity", "list", "--timeout", "0s"},
 		{"order", "cancel", "x"},                  // no reason
 		{"order", "cancel", "x", "--reason", "r"}, // no terminal, no --yes
+		{"order", "refund", "x"},                  // no reason
+		{"order", "refund", "x", "--reason", "r"}, // no --yes
 		{"dead", "discard", "1", "--reason", "r"}, // likewise
 		{"dead", "discard", "--all", "--yes"},     // no reason
 		{"dead", "replay"}, {"dead", "replay", "x"}, {"dead", "replay", "0"},

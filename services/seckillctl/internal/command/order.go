@@ -65,7 +65,7 @@ func orderCommand(env *Env) *cobra.Command {
 			return env.Print(o, orderTable(o))
 		},
 	}
-	return group("order", "Orders", list, show, cancelCommand(env))
+	return group("order", "Orders", list, show, cancelCommand(env), refundCommand(env))
 }
 
 func cancelCommand(env *Env) *cobra.Command {
@@ -94,7 +94,7 @@ func cancelCommand(env *Env) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("cancel order %s: %w", args[0], err)
 			}
-			o, err := awaitFinal(cmd.Context(), c, args[0], wait)
+			o, err := awaitOrder(cmd.Context(), c, args[0], wait, cancelDone)
 			if err != nil {
 				return fmt.Errorf("cancel order %s: %w", args[0], err)
 			}
@@ -118,15 +118,68 @@ func cancelCommand(env *Env) *cobra.Command {
 	return cancel
 }
 
-// awaitFinal reads the order until nothing more will happen to it, or wait is over.
-func awaitFinal(ctx context.Context, c *adminclient.Client, id string, wait time.Duration) (adminapi.Order, error) {
+func refundCommand(env *Env) *cobra.Command {
+	var reason string
+	var wait time.Duration
+	refund := &cobra.Command{
+		Use: "refund ORDER --reason R", Short: "Take a paid order back; its money becomes due for refund", Args: exactly("an order id"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			if env.DryRun {
+				o, err := c.Order(cmd.Context(), args[0])
+				if err != nil {
+					return fmt.Errorf("refund order %s: %w", args[0], err)
+				}
+				env.Say("would refund order %s (now %s)", o.OrderID, o.Status)
+				return env.Print(o, orderTable(o))
+			}
+			if err := env.Confirm("refund order " + args[0]); err != nil {
+				return err
+			}
+			r, err := c.RefundOrder(cmd.Context(), args[0], reason)
+			if err != nil {
+				return fmt.Errorf("refund order %s: %w", args[0], err)
+			}
+			o, err := awaitOrder(cmd.Context(), c, args[0], wait, func(s order.Status) bool { return s.Final() })
+			if err != nil {
+				return fmt.Errorf("refund order %s: %w", args[0], err)
+			}
+			switch status := order.Status(o.Status); {
+			case status == order.Refunded && r.Changed:
+				env.Say("order %s is refunded", o.OrderID)
+			case status == order.Refunded:
+				env.Say("order %s had been refunded before", o.OrderID)
+			case status.Final():
+				_ = env.Print(o, orderTable(o))
+				return fmt.Errorf("refund order %s: it is %s", o.OrderID, o.Status)
+			default:
+				env.Say("the refund of order %s is queued; it is still %s", o.OrderID, o.Status)
+			}
+			return env.Print(o, orderTable(o))
+		},
+	}
+	refund.Flags().StringVar(&reason, "reason", "", "why, in any language; kept in the audit")
+	refund.Flags().DurationVar(&wait, "wait", 10*time.Second, "how long to wait for the refund to be carried out")
+	_ = refund.MarkFlagRequired("reason")
+	return refund
+}
+
+// cancelDone says that a cancel will not change anything any more.
+func cancelDone(s order.Status) bool { return s.Final() || s == order.Paid }
+
+// awaitOrder reads the order until it is done, or wait is over.
+func awaitOrder(ctx context.Context, c *adminclient.Client, id string, wait time.Duration, done func(order.Status) bool) (adminapi.Order, error) {
 	end := time.Now().Add(wait)
 	for pause := 20 * time.Millisecond; ; pause = min(pause*2, time.Second) {
 		o, err := c.Order(ctx, id)
 		if err != nil {
 			return o, err
 		}
-		if s := order.Status(o.Status); s.Final() || s == order.Paid || time.Now().After(end) {
+		if done(order.Status(o.Status)) || time.Now().After(end) {
 			return o, nil
 		}
 		select {

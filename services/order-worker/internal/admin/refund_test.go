@@ -1,0 +1,129 @@
+package admin_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"seckill/pkg/adminapi"
+	"seckill/pkg/messaging"
+	"seckill/pkg/order"
+	"seckill/pkg/testkit"
+	"seckill/services/order-worker/internal/rig"
+)
+
+// paidOrder buys, persists and pays an order.
+func paidOrder(r *rig.Rig, activity, user string) order.Order {
+	r.T.Helper()
+	o := r.MustBuy(activity, user)
+	r.Publish(messaging.OrderReserved([]order.Order{o}))
+	payOrder(r, o, "t-"+o.ID.ULID)
+	awaitStatus(r, o, order.Paid)
+	return o
+}
+
+func payOrder(r *rig.Rig, o order.Order, transaction string) {
+	r.T.Helper()
+	amount, err := o.AmountMinor()
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	r.Publish(messaging.OrderPaid(messaging.Payment{
+		OrderID: o.ID, TransactionID: transaction, AmountMinor: amount, Currency: o.Currency, ReceivedAt: time.Now(), Order: &o,
+	}))
+}
+
+func awaitStatus(r *rig.Rig, o order.Order, want order.Status) {
+	r.T.Helper()
+	testkit.Eventually(r.T, 40*time.Second, func() error {
+		if r.Count("SELECT COUNT(*) FROM orders WHERE id = ? AND status = ?", o.ID.String(), string(want)) != 1 {
+			return fmt.Errorf("order %s is not %s", o.ID, want)
+		}
+		return nil
+	})
+}
+
+func TestOperatorsTakeOrdersBack(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{})
+	r.ConsumeOrders()
+	r.ConsumePayments()
+	r.ConsumeRollbacks()
+	r.ConsumeDead()
+	r.Sell(rig.Plan("sale", map[string]int{"national": 10}))
+	const words = "顾客来电要求退款 – l'acheteur l'a demandé 🙏"
+
+	t.Run("a paid order is refunded once, and its units are bought again", func(t *testing.T) {
+		o := paidOrder(r, "sale", "u1")
+		path := "/admin/v1/orders/" + o.ID.String() + "/refund"
+		for _, bad := range []any{"{}", adminapi.RefundRequest{Reason: " "}, adminapi.RefundRequest{Reason: strings.Repeat("退", 201)}, adminapi.RefundRequest{Reason: "a\x00b"}} {
+			if status, p := r.Call(rig.OperatorToken, http.MethodPost, path, bad, nil); status != http.StatusBadRequest {
+				t.Errorf("%v: %d %+v", bad, status, p)
+			}
+		}
+		if status, _ := r.Call(rig.ViewerToken, http.MethodPost, path, adminapi.RefundRequest{Reason: "r"}, nil); status != http.StatusForbidden {
+			t.Errorf("a viewer: %d", status)
+		}
+		var res adminapi.RefundResult
+		if status, p := r.Call(rig.OperatorToken, http.MethodPost, path, adminapi.RefundRequest{Reason: words}, &res); status != http.StatusAccepted || !res.Queued {
+			t.Fatalf("%d %+v %+v", status, p, res)
+		}
+		awaitStatus(r, o, order.Refunded)
+		if status, p := r.Call(rig.OperatorToken, http.MethodPost, path, adminapi.RefundRequest{Reason: "again"}, &res); status != http.StatusOK || res.Changed || res.Reason != order.ReasonOperatorRefunded {
+			t.Errorf("again: %d %+v %+v", status, p, res)
+		}
+		testkit.Eventually(t, 20*time.Second, func() error {
+			if n := r.Level("sale", "national"); n != 10 {
+				return fmt.Errorf("%d units on sale", n)
+			}
+			return nil
+		})
+		if n := r.Count("SELECT COUNT(*) FROM operator_audit WHERE action = 'order.refund' AND subject = ? AND reason = ?", o.ID.String(), words); n != 1 {
+			t.Errorf("%d audit rows hold the operator's words", n)
+		}
+		if n := r.Count("SELECT COUNT(*) FROM payments WHERE order_id = ? AND status = 'refund_due' AND reason = 'order_refunded'", o.ID.String()); n != 1 {
+			t.Errorf("%d payments are due", n)
+		}
+	})
+
+	t.Run("what is not paid cannot be refunded", func(t *testing.T) {
+		o := r.MustBuy("sale", "u2")
+		for range 2 {
+			if status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/orders/"+o.ID.String()+"/refund", adminapi.RefundRequest{Reason: "r"}, nil); status != http.StatusConflict || p.Code != adminapi.CodeNotRefundable {
+				t.Errorf("%d %+v", status, p)
+			}
+			r.Publish(messaging.OrderReserved([]order.Order{o}))
+			awaitStatus(r, o, order.Pending)
+		}
+	})
+
+	// A message of another program may give its reason in any language: it must be stored, and must not
+	// hold the queue for those behind it. One that no column can hold is a dead letter.
+	t.Run("a reason of any language in a message is stored and holds up nobody", func(t *testing.T) {
+		cancelled, refunded, tooLong := r.MustBuy("sale", "u3"), paidOrder(r, "sale", "u4"), paidOrder(r, "sale", "u5")
+		r.Publish(messaging.OrderReserved([]order.Order{cancelled}))
+		awaitStatus(r, cancelled, order.Pending)
+		long := messaging.RefundRequested(messaging.Refund{OrderID: tooLong.ID, Reason: strings.Repeat("退", 65), Actor: "operator:x", RequestedAt: time.Now()})
+		r.Publish(
+			messaging.CancelRequested(messaging.Cancel{OrderID: cancelled.ID, Reason: strings.Repeat("退", 64), Actor: "operator:x", RequestedAt: time.Now(), Order: &cancelled}),
+			messaging.RefundRequested(messaging.Refund{OrderID: refunded.ID, Reason: words, Actor: "operator:x", RequestedAt: time.Now()}),
+			long,
+		)
+		awaitStatus(r, cancelled, order.Cancelled)
+		awaitStatus(r, refunded, order.Refunded)
+		var got adminapi.Order
+		r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/orders/"+refunded.ID.String(), nil, &got)
+		if got.Reason != words {
+			t.Errorf("reason is %q", got.Reason)
+		}
+		r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/orders/"+cancelled.ID.String(), nil, &got)
+		if got.Reason != strings.Repeat("退", 64) {
+			t.Errorf("reason is %q", got.Reason)
+		}
+		if l := r.Becomes(long.ID, "open"); l.Class != "undecodable" {
+			t.Errorf("%+v", l)
+		}
+	})
+}
