@@ -84,7 +84,7 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger) (_ *Figures, err err
 	}
 	defer services.Close()
 	r.out.Versions = services.Versions(ctx)
-	if r.sys, err = system.New(services, bin, cfg.Scratch); err != nil {
+	if r.sys, err = system.New(services, bin, cfg.Scratch, cfg.Profile != ""); err != nil {
 		return nil, err
 	}
 	defer r.sys.Close()

@@ -71,8 +71,9 @@ func Build(ctx context.Context, root, dir string) error {
 	return nil
 }
 
-// New prepares the system; nothing is started yet. bin holds the programs.
-func New(s *server.Services, bin, scratch string) (*System, error) {
+// New prepares the system; nothing is started yet. bin holds the programs. Only with profiles do they
+// get a debug address: the sampling behind it is not part of a measurement.
+func New(s *server.Services, bin, scratch string, profiles bool) (*System, error) {
 	db, err := alternatives.Open(s.DSN)
 	if err != nil {
 		return nil, err
@@ -89,6 +90,9 @@ func New(s *server.Services, bin, scratch string) (*System, error) {
 			return nil, err
 		}
 		*a = "127.0.0.1:" + strconv.Itoa(port)
+	}
+	if !profiles {
+		sys.APIDebug, sys.WorkerDebug = "", ""
 	}
 	sum := sha256.Sum256([]byte(sys.token))
 	sys.common = []string{
