@@ -428,17 +428,25 @@ func TestSlowHeadersAreClosedWhileBuyersGoOn(t *testing.T) {
 	for i, c := range conns {
 		wg.Go(func() {
 			text := "POST /v1/activities/sale/orders HTTP/1.1\r\nX-Slow: " + strings.Repeat("a", 100)
-			go func() {
+			gone := make(chan struct{})
+			wg.Go(func() {
+				tick := time.NewTicker(time.Second) // the attack itself: one byte a second
+				defer tick.Stop()
 				for _, b := range []byte(text) {
 					if _, err := c.Write([]byte{b}); err != nil {
 						return
 					}
-					time.Sleep(time.Second) // the attack itself: one byte a second
+					select {
+					case <-tick.C:
+					case <-gone:
+						return
+					}
 				}
-			}()
+			})
 			_ = c.SetReadDeadline(start.Add(20 * time.Second))
 			_, _ = io.Copy(io.Discard, c)
 			closed[i] = time.Since(start)
+			close(gone)
 			_ = c.Close()
 		})
 	}
