@@ -54,6 +54,7 @@ type api struct {
 	webhooks *webhooks
 	types    []string
 	bodies   *bodies
+	wishes   wishes
 	log      *slog.Logger
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec

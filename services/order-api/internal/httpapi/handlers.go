@@ -62,9 +62,8 @@ func (a *api) reserve(c *gin.Context) error {
 	if err != nil {
 		return err
 	}
-	// A region that is absent is the default; null and "" are not the same as absent.
-	in := reserveBody{Region: order.DefaultRegion}
-	if err := a.bodies.read(c.Request, func(body []byte) error { return decode(body, &in) }); err != nil {
+	var in reserveBody
+	if err := a.bodies.read(c.Request, func(body []byte) (err error) { in, err = a.wishes.decode(body); return err }); err != nil {
 		return err
 	}
 	switch {

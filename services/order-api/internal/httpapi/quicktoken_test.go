@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-json-experiment/json"
 	"github.com/golang-jwt/jwt/v5"
 )
 
@@ -77,6 +78,31 @@ func TestQuickTokenCheckAgreesWithTheLibrary(t *testing.T) {
 				t.Errorf("with quick %+v, %v; without %+v, %v", whole, err, want, wantErr)
 			}
 		})
+	}
+}
+
+func TestPlainClaimsAreScannedAsTheParserReadsThem(t *testing.T) {
+	for _, text := range []string{
+		`{"sub":"u","exp":17}`, `{"exp":17,"sub":"u"}`, `{"sub":"u","exp":17,"nbf":3,"activity":"a"}`, `{"sub":"u","exp":17,"iat":4}`,
+		`{"sub":"u","exp":17,}`, `{"sub":"u","exp":17}}`, `{"sub":"u","exp":17} `, `{"sub":"u","sub":"v","exp":17}`, `{"sub":"u\u0041","exp":17}`,
+		`{"sub":"u","exp":017}`, `{"sub":"u","exp":-17}`, `{"sub":"u","exp":1.5}`, `{"sub":"u","exp":1e3}`, `{"sub":"u","exp":"17"}`, `{"sub":7,"exp":17}`,
+		`{"sub":"u","exp":12345678901234567890}`, `{}`, `{`, ``, `[]`, `{"sub"}`, `{"sub":}`, `{"sub":"u","exp":}`, `{"sub":"u","exp":17`, `{"sub":"u`, `{"sub":"é","exp":17}`, "{\"sub\":\"u\n\",\"exp\":17}",
+	} {
+		var quickly, parsed quickClaims
+		if !quickly.scan([]byte(text)) {
+			continue
+		}
+		if err := json.Unmarshal([]byte(text), &parsed); err != nil {
+			t.Errorf("%s: taken, the parser says %v", text, err)
+			continue
+		}
+		if quickly.Sub != parsed.Sub || quickly.Exp != parsed.Exp || quickly.Activity != parsed.Activity ||
+			(quickly.Nbf == nil) != (parsed.Nbf == nil) || quickly.Nbf != nil && *quickly.Nbf != *parsed.Nbf {
+			t.Errorf("%s: %+v, the parser reads %+v", text, quickly, parsed)
+		}
+	}
+	if !new(quickClaims).scan([]byte(`{"sub":"u","exp":17}`)) {
+		t.Error("the plainest claims were left to the parser")
 	}
 }
 
