@@ -65,12 +65,17 @@ local function release(rec, limit, stock, ulid, content, qty, to, reason, withho
   if reason ~= '' then f[#f + 1] = 'w'; f[#f + 1] = reason end
   if due == '1' then f[#f + 1] = 'd'; f[#f + 1] = '1' end
   redis.call('HSET', rec, unpack(f))
-  -- What the limit does not know of (Redis forgot it) cannot be taken off it.
-  if l[2] then
+  -- What the limit does not know of (Redis forgot it) cannot be taken off it. The order stays named,
+  -- with 0 units, so that its buyer still finds it; who cancels again and again is not remembered for ever.
+  if l[2] and l[2] ~= '0' then
     held = held - tonumber(qty)
     if held < 0 then held = 0 end
-    redis.call('HSET', limit, 'held', held)
-    redis.call('HDEL', limit, ulid)
+    if redis.call('HLEN', limit) <= 64 then
+      redis.call('HSET', limit, 'held', held, ulid, '0')
+    else
+      redis.call('HSET', limit, 'held', held)
+      redis.call('HDEL', limit, ulid)
+    end
   end
   redis.call('ZREM', KEYS[2], ulid)
   redis.call('ZREM', KEYS[3], ulid)

@@ -5,7 +5,7 @@
 -- KEYS[1] hash    activity
 -- KEYS[2] string  end marker
 -- KEYS[3] hash    purchase record of this order id
--- KEYS[4] hash    the user's limit: held, and ULID -> quantity
+-- KEYS[4] hash    the user's limit: held, and ULID -> units held by that order (0: given back)
 -- KEYS[5] zset    outbox: ULID by time (ms)
 -- KEYS[6] string  the user's qualification
 -- KEYS[7…6+n] string  stock of the n pools to look in, in this order
@@ -90,8 +90,9 @@ if held or want > limit then
   if not holds then return {'corrupt', 'limit'} end
   if holds + want > limit then
     local ids = {'limit'}
-    for _, f in ipairs(redis.call('HKEYS', KEYS[4])) do
-      if f ~= 'held' then ids[#ids + 1] = f end
+    local all = redis.call('HGETALL', KEYS[4])
+    for i = 1, #all, 2 do
+      if all[i] ~= 'held' and all[i + 1] ~= '0' then ids[#ids + 1] = all[i] end
     end
     return ids
   end

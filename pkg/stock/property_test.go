@@ -208,10 +208,12 @@ func (m *saleModel) check(t *rapid.T) {
 		mine, err := m.b.Mine(ctx, m.a.ID, order.Bucket(u, m.a.buckets()), u)
 		sum := 0
 		for _, r := range mine {
-			sum += r.Quantity
+			if r.Status.Live() {
+				sum += r.Quantity
+			}
 		}
 		if err != nil || sum != m.held(u) {
-			t.Fatalf("orders of %s sum to %d, %v, model %d", u, sum, err, m.held(u))
+			t.Fatalf("live orders of %s sum to %d, %v, model %d", u, sum, err, m.held(u))
 		}
 	}
 }

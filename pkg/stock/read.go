@@ -85,8 +85,8 @@ func (c *Client) Answered(ctx context.Context, activity string, bucket int, user
 	return cmd.Val() > 0, nil
 }
 
-// Mine reads the orders that count against a user's limit in one bucket, oldest first. A released
-// order is not among them.
+// Mine reads a user's orders in one bucket, oldest first: those that count against his limit, and the
+// released ones (of a user with more than 64 orders not all of these).
 func (c *Client) Mine(ctx context.Context, activity string, bucket int, user string) ([]Record, error) {
 	fail := func(err error) ([]Record, error) {
 		return nil, fmt.Errorf("read orders of a user in activity %s: %w", activity, err)

@@ -349,3 +349,31 @@ func TestEachChangeRaisesTheVersion(t *testing.T) { // R8
 		t.Error("activity hash made again")
 	}
 }
+
+// The buyer whose answer got lost finds his order whatever became of it; a released one does not count
+// against the limit, and who cancels again and again leaves a bounded trace.
+func TestReleasedOrdersAreStillTheirBuyers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	plan := newSale("s", map[string]int{"national": 1000})
+	plan.PerUserLimit = 1
+	a := b.open(plan)
+	for i := range 70 {
+		res := b.must(b.ask(a, "u", 1))
+		out, err := b.Release(ctxFor(t), []Release{{
+			ID: res.ID, User: "u", SKU: res.SKU, Pool: res.Pool, Quantity: 1, To: order.Cancelled, Reason: order.ReasonUserCancelled,
+		}})
+		if err != nil || out[0] != Applied {
+			t.Fatalf("release %d: %v %v", i, out, err)
+		}
+	}
+	live := b.must(b.ask(a, "u", 1))
+	mine, err := b.Mine(ctxFor(t), a.ID, 0, "u")
+	if err != nil || len(mine) < 60 || len(mine) > 66 {
+		t.Fatalf("%d orders, %v", len(mine), err)
+	}
+	var limit *LimitError
+	if _, err := b.Reserve(ctxFor(t), b.ask(a, "u", 1)); !errors.As(err, &limit) || len(limit.OrderIDs) != 1 || limit.OrderIDs[0] != live.ID.String() {
+		t.Errorf("limit: %v", err)
+	}
+}
