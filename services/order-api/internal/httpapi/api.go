@@ -55,6 +55,7 @@ type api struct {
 	types    []string
 	bodies   *bodies
 	wishes   wishes
+	answers  answers
 	log      *slog.Logger
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec

@@ -88,7 +88,7 @@ func (a *api) reserve(c *gin.Context) error {
 	}
 	body := orderOf(&got.Record)
 	c.Writer.Header()["Location"] = []string{"/v1/orders/" + body.OrderID}
-	return a.personal(c, http.StatusAccepted, body)
+	return a.accepted(c, http.StatusAccepted, body)
 }
 
 // idempotencyKey reads the optional header, bare or as a quoted string.

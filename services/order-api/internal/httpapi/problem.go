@@ -165,6 +165,3 @@ func problemOf(err error) *problem {
 func retryAfterSeconds(d time.Duration) string {
 	return strconv.Itoa(int(math.Ceil(d.Seconds())))
 }
-
-// timestamp is RFC 3339 in UTC with milliseconds, the precision of Redis' clock in records.
-func timestamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z07:00") }

@@ -150,7 +150,8 @@ func (c *quickClaims) scan(b []byte) bool {
 			if nbf || isText {
 				return false
 			}
-			c.Nbf, nbf = &number, true
+			since := number
+			c.Nbf, nbf = &since, true
 		case "iat": // means nothing here
 			if iat || isText {
 				return false
