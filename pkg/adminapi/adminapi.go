@@ -26,6 +26,7 @@ const (
 	CodeNotFound         = "not_found"              // 404: no such route
 	CodeActivityNotFound = "activity_not_found"     // 404
 	CodeOrderNotFound    = "order_not_found"        // 404
+	CodePaymentNotFound  = "payment_not_found"      // 404
 	CodeLetterNotFound   = "dead_letter_not_found"  // 404
 	CodeJobNotFound      = "replay_job_not_found"   // 404
 	CodeMethodNotAllowed = "method_not_allowed"     // 405
@@ -138,13 +139,57 @@ type Order struct {
 	Payments []Payment `json:"payments,omitempty"`
 }
 
+// States of a payment.
+const (
+	PaymentKept      = "kept"       // its order is not known yet
+	PaymentApplied   = "applied"    // it paid its order
+	PaymentRefundDue = "refund_due" // the money has to go back
+	PaymentSettled   = "settled"    // it was sent back
+)
+
 // Payment is one booked transaction of an order.
 type Payment struct {
 	TransactionID string    `json:"transaction_id"`
+	OrderID       string    `json:"order_id"`
 	AmountMinor   int64     `json:"amount_minor"`
 	Currency      string    `json:"currency"`
 	Status        string    `json:"status"`
+	Reason        string    `json:"reason,omitempty"` // why it is due: late_payment, second_payment, amount_mismatch, order_lost, order_refunded
 	ReceivedAt    time.Time `json:"received_at"`
+	SettledAt     time.Time `json:"settled_at,omitzero"`
+	SettledBy     string    `json:"settled_by,omitempty"`
+	SettleReason  string    `json:"settle_reason,omitempty"`
+}
+
+// PaymentList is a page of payments.
+type PaymentList struct {
+	Payments   []Payment `json:"payments"`
+	NextCursor string    `json:"next_cursor,omitempty"`
+}
+
+// SettleRefundRequest notes that the money of a payment has been sent back.
+type SettleRefundRequest struct {
+	Reason string `json:"reason"`
+}
+
+// SettleRefundResult answers it. Changed is false when it had been settled before.
+type SettleRefundResult struct {
+	Payment
+	Changed bool `json:"changed"`
+}
+
+// PaidOrder is an entry of the feed of paid orders. Status says what the order is now: it may have
+// been refunded since it was paid.
+type PaidOrder struct {
+	Order
+	PaidAt time.Time `json:"paid_at"`
+}
+
+// PaidOrderList is a page of that feed. NextCursor is always there, also when nothing new has come:
+// keep it once the page has been dealt with, and ask again with it.
+type PaidOrderList struct {
+	Orders     []PaidOrder `json:"orders"`
+	NextCursor string      `json:"next_cursor"`
 }
 
 // OrderList is a page of orders.

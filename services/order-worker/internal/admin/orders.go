@@ -124,9 +124,7 @@ func (s *Server) findOrder(ctx context.Context, text string) (adminapi.Order, *o
 		}
 		for _, p := range payments {
 			out.RefundDue = out.RefundDue || p.Status == store.PaymentRefundDue
-			out.Payments = append(out.Payments, adminapi.Payment{
-				TransactionID: p.TransactionID, AmountMinor: p.AmountMinor, Currency: p.Currency, Status: p.Status, ReceivedAt: p.ReceivedAt,
-			})
+			out.Payments = append(out.Payments, rowToPayment(&p))
 		}
 		if rows[0].Origin == store.OriginBare {
 			return out, nil, nil

@@ -1,6 +1,8 @@
 package admin_test
 
 import (
+	"context"
+	"database/sql"
 	"fmt"
 	"net/http"
 	"strings"
@@ -12,6 +14,7 @@ import (
 	"seckill/pkg/order"
 	"seckill/pkg/testkit"
 	"seckill/services/order-worker/internal/rig"
+	"seckill/services/order-worker/internal/store"
 )
 
 // paidOrder buys, persists and pays an order.
@@ -126,4 +129,118 @@ func TestOperatorsTakeOrdersBack(t *testing.T) {
 			t.Errorf("%+v", l)
 		}
 	})
+}
+
+func TestMoneyThatIsDueIsSettledOnce(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{})
+	r.ConsumeOrders()
+	r.ConsumePayments()
+	r.Sell(rig.Plan("sale", map[string]int{"national": 10}))
+	o := paidOrder(r, "sale", "u1")
+	payOrder(r, o, "second")
+	var l adminapi.PaymentList
+	testkit.Eventually(t, 20*time.Second, func() error {
+		r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/payments?status=refund_due", nil, &l)
+		if len(l.Payments) != 1 {
+			return fmt.Errorf("%d payments are due", len(l.Payments))
+		}
+		return nil
+	})
+	if p := l.Payments[0]; p.TransactionID != "second" || p.Reason != "second_payment" || p.OrderID != o.ID.String() {
+		t.Errorf("%+v", p)
+	}
+	for path, want := range map[string]int{"second": 400, "nosuch": 404, "t-" + o.ID.ULID: 409, "a%20b": 404} {
+		in := adminapi.SettleRefundRequest{Reason: "bank reference 7"}
+		if path == "second" {
+			in.Reason = ""
+		}
+		if status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/payments/"+path+"/settle-refund", in, nil); status != want {
+			t.Errorf("%s: %d %+v, want %d", path, status, p, want)
+		}
+	}
+	for i := range 2 {
+		var res adminapi.SettleRefundResult
+		if status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/payments/second/settle-refund", adminapi.SettleRefundRequest{Reason: "已退款"}, &res); status != http.StatusOK || res.Changed != (i == 0) ||
+			res.Status != adminapi.PaymentSettled || res.SettledBy != "tess" || res.SettleReason != "已退款" {
+			t.Errorf("%d: %d %+v %+v", i, status, p, res)
+		}
+	}
+	if n := r.Count("SELECT COUNT(*) FROM operator_audit WHERE action = 'payment.settle_refund'"); n != 1 {
+		t.Errorf("%d audit rows", n)
+	}
+	if status, _ := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/payments?status=lost", nil, nil); status != http.StatusBadRequest {
+		t.Errorf("%d", status)
+	}
+}
+
+// A payment whose transaction began first and commits last must not fall behind the reader's cursor.
+func TestFeedOfPaidOrdersMissesNoLateCommit(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{})
+	r.ConsumeOrders()
+	r.Sell(rig.Plan("sale", map[string]int{"national": 10}))
+	shadow := rig.Plan("dark", map[string]int{"national": 10})
+	shadow.Shadow = true
+	r.Sell(shadow)
+	pending := func(activity, user string) order.Order {
+		o := r.MustBuy(activity, user)
+		r.Publish(messaging.OrderReserved([]order.Order{o}))
+		awaitStatus(r, o, order.Pending)
+		return o
+	}
+	late, early, dark := pending("sale", "u1"), pending("sale", "u2"), pending("dark", "u3")
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	move := func(tx *sql.Tx, o order.Order) {
+		t.Helper()
+		if n, err := store.MoveOrders(ctx, tx, []string{o.ID.String()}, order.Pending, order.Paid, ""); err != nil || n != 1 {
+			t.Fatalf("%d %v", n, err)
+		}
+	}
+	begin := func() *sql.Tx {
+		t.Helper()
+		tx, err := r.Store.SQL().BeginTx(ctx, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tx
+	}
+	read := func(after string) adminapi.PaidOrderList {
+		t.Helper()
+		var l adminapi.PaidOrderList
+		if status, p := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/orders/paid?limit=10&after="+after, nil, &l); status != http.StatusOK {
+			t.Fatalf("%d %+v", status, p)
+		}
+		return l
+	}
+	slow := begin()
+	move(slow, late)
+	quick := begin()
+	move(quick, early)
+	move(quick, dark)
+	if err := quick.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	first := read("")
+	if len(first.Orders) != 1 || first.Orders[0].OrderID != early.ID.String() || first.Orders[0].PaidAt.IsZero() || first.Orders[0].Status != "paid" {
+		t.Fatalf("%+v", first)
+	}
+	if l := read(first.NextCursor); len(l.Orders) != 0 || l.NextCursor != first.NextCursor {
+		t.Errorf("%+v", l)
+	}
+	if err := slow.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	if l := read(first.NextCursor); len(l.Orders) != 1 || l.Orders[0].OrderID != late.ID.String() {
+		t.Errorf("the late commit is missed: %+v", l)
+	}
+	if l := read("0"); len(l.Orders) != 2 || l.Orders[1].OrderID != late.ID.String() {
+		t.Errorf("reading again: %+v", l)
+	}
+	for _, bad := range []string{"-1", "x"} {
+		if status, _ := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/orders/paid?after="+bad, nil, nil); status != http.StatusBadRequest {
+			t.Errorf("%s: %d", bad, status)
+		}
+	}
 }

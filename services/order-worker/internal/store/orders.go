@@ -144,6 +144,9 @@ func MoveOrders(ctx context.Context, q Querier, ids []string, from, to order.Sta
 			return fmt.Errorf("set %d orders to %s: %w", len(ids), to, err)
 		}
 		total += int(n)
+		if to == order.Paid {
+			return notePaid(ctx, q, ids)
+		}
 		return nil
 	})
 	return total, err

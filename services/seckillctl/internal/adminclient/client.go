@@ -310,6 +310,24 @@ func (c *Client) RefundOrder(ctx context.Context, id, reason string) (r adminapi
 	return r, err
 }
 
+// Payments reads one page of payments; an empty status or order does not matter.
+func (c *Client) Payments(ctx context.Context, status, orderID, cursor string, limit int) (l adminapi.PaymentList, err error) {
+	_, err = c.Do(ctx, http.MethodGet, "/admin/v1/payments", page(values("status", status, "order_id", orderID), cursor, limit), nil, &l)
+	return l, err
+}
+
+// SettleRefund notes that the money of a payment has been sent back; repeating it changes nothing.
+func (c *Client) SettleRefund(ctx context.Context, transaction, reason string) (r adminapi.SettleRefundResult, err error) {
+	_, err = c.Do(ctx, http.MethodPost, "/admin/v1/payments/"+url.PathEscape(transaction)+"/settle-refund", nil, adminapi.SettleRefundRequest{Reason: reason}, &r)
+	return r, err
+}
+
+// PaidOrders reads the feed of paid orders behind a cursor ("" for its start).
+func (c *Client) PaidOrders(ctx context.Context, after string, limit int) (l adminapi.PaidOrderList, err error) {
+	_, err = c.Do(ctx, http.MethodGet, "/admin/v1/orders/paid", page(values("after", after), "", limit), nil, &l)
+	return l, err
+}
+
 // DeadLetters reads one page of dead letters.
 func (c *Client) DeadLetters(ctx context.Context, f adminapi.LetterFilter, cursor string, limit int) (l adminapi.DeadLetterList, err error) {
 	_, err = c.Do(ctx, http.MethodGet, "/admin/v1/dead-letters", page(letterQuery(f), cursor, limit), nil, &l)
