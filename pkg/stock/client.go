@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -112,7 +113,7 @@ type Client struct {
 
 	queue    chan *item    // what waits for a flusher
 	closing  chan struct{} // no new work
-	stopped  chan struct{} // flushers have gone: nothing that is still queued will run
+	stopped  atomic.Bool   // flushers have gone: nothing that is still queued will run
 	flushers sync.WaitGroup
 	once     sync.Once
 	closeErr error
@@ -136,7 +137,6 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Client, erro
 		scripts: loadScripts(),
 		queue:   make(chan *item, 16*cfg.PipelineSize),
 		closing: make(chan struct{}),
-		stopped: make(chan struct{}),
 	}
 	if err := c.register(reg); err != nil {
 		return nil, errors.Join(err, c.rdb.Close())
@@ -231,7 +231,8 @@ func (c *Client) Close() error {
 	c.once.Do(func() {
 		close(c.closing)
 		c.flushers.Wait()
-		close(c.stopped)
+		c.stopped.Store(true)
+		c.abandon()
 		c.unregister()
 		if err := c.rdb.Close(); err != nil {
 			c.closeErr = fmt.Errorf("close redis connections: %w", err)

@@ -68,24 +68,42 @@ func (c *Client) enqueue(ctx context.Context, it *item) error {
 	default:
 	}
 	select {
-	case c.queue <- it:
-		return nil
-	case <-c.closing:
-		return fmt.Errorf("%w: client is closed", ErrUnavailable)
-	case <-ctx.Done():
-		return fmt.Errorf("%w: %w", ErrUnavailable, ctx.Err())
+	case c.queue <- it: // nearly always; a full select would lock channels that all callers share
+	default:
+		select {
+		case c.queue <- it:
+		case <-c.closing:
+			return fmt.Errorf("%w: client is closed", ErrUnavailable)
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", ErrUnavailable, ctx.Err())
+		}
+	}
+	if c.stopped.Load() {
+		// Queued behind the last flusher's back, perhaps after abandon went through the queue.
+		c.abandon()
+	}
+	return nil
+}
+
+// abandon answers what is still queued when the flushers have gone.
+func (c *Client) abandon() {
+	for {
+		select {
+		case it := <-c.queue:
+			it.state.CompareAndSwap(queued, abandoned)
+			close(it.done)
+		default:
+			return
+		}
 	}
 }
 
 func (c *Client) await(ctx context.Context, it *item) error {
 	select {
 	case <-it.done:
-		return nil
-	case <-c.stopped: // queued behind the last flusher's back
-		if it.state.CompareAndSwap(queued, abandoned) {
+		if it.state.Load() == abandoned {
 			return fmt.Errorf("%w: client is closed", ErrUnavailable)
 		}
-		<-it.done
 		return nil
 	case <-ctx.Done():
 		if it.state.CompareAndSwap(queued, abandoned) {
