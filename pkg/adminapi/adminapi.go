@@ -103,6 +103,27 @@ type StockRow struct {
 	RedisAvailable *int64 `json:"redis_available,omitempty"`
 }
 
+// AddStockRequest adds units to a pool of a sale. The operation id makes it safe to repeat.
+type AddStockRequest struct {
+	OpID     string `json:"op_id"` // 1 to 64 of A-Za-z0-9_-
+	SKU      string `json:"sku_id"`
+	Pool     string `json:"pool"`
+	Quantity int64  `json:"quantity"`
+}
+
+// AddStockResult answers it.
+type AddStockResult struct {
+	ActivityID string `json:"activity_id"`
+	OpID       string `json:"op_id"`
+	SKU        string `json:"sku_id"`
+	Pool       string `json:"pool"`
+	Quantity   int64  `json:"quantity"`
+	Already    bool   `json:"already"` // this operation was done before
+	Waiting    bool   `json:"waiting"` // booked; Redis does not sell the units yet, and will by itself
+	Allocated  int64  `json:"allocated"`
+	Available  int64  `json:"available"`
+}
+
 // InventoryRow is what the warehouses hold outside sales.
 type InventoryRow struct {
 	SKU    string `json:"sku_id"`

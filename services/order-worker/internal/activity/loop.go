@@ -62,6 +62,10 @@ func (s *Service) sweep(ctx context.Context, seen map[string]time.Time) error {
 		}
 	}
 	s.cold.Set(float64(cold))
+	// After the buckets were opened: an addition needs an open one.
+	if err := s.finishAdds(ctx); err != nil {
+		failed = append(failed, err)
+	}
 	return errors.Join(failed...)
 }
 

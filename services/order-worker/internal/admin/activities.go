@@ -146,6 +146,30 @@ func stockRows(d *activity.Details, levels map[string]map[string]int) []adminapi
 	return out
 }
 
+func (s *Server) addStock(w http.ResponseWriter, r *http.Request) error {
+	var in adminapi.AddStockRequest
+	if err := Decode(r, &in); err != nil {
+		return err
+	}
+	if !order.ValidTransactionID(in.OpID) || !order.ValidSKUID(in.SKU) || !order.ValidPool(in.Pool) || in.Quantity < 1 || in.Quantity > sale.MaxUnits {
+		return invalid("op_id, sku_id, pool or quantity is not valid")
+	}
+	id := r.PathValue("id")
+	add := activity.Addition{Op: in.OpID, SKU: in.SKU, Pool: in.Pool, Units: in.Quantity}
+	res, err := s.deps.Activities.AddStock(r.Context(), id, add, ActorFrom(r.Context()))
+	if err != nil {
+		return err
+	}
+	status := http.StatusOK
+	if res.Waiting {
+		status = http.StatusAccepted
+	}
+	return WriteJSON(w, status, adminapi.AddStockResult{
+		ActivityID: id, OpID: in.OpID, SKU: in.SKU, Pool: in.Pool, Quantity: in.Quantity,
+		Already: res.Already, Waiting: res.Waiting, Allocated: res.Allocated, Available: res.Available,
+	})
+}
+
 func (s *Server) listInventory(w http.ResponseWriter, r *http.Request) error {
 	rows, err := s.deps.Activities.Inventory(r.Context())
 	if err != nil {

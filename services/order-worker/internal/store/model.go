@@ -217,6 +217,7 @@ func (LedgerEntry) TableName() string { return "stock_ledger" }
 const (
 	CompensateRelease   = "release"    // subject: order id, or a batch; Redis has to follow the rows
 	CompensateRefundDue = "refund_due" // subject: order id; the record has to carry the mark
+	CompensateStockAdd  = "stock_add"  // subject: "<activity>/add/<operation>/<epoch>"; Redis has to get units that MySQL has added
 	CompensateReconcile = "reconcile"  // subject: activity id; the stock guard has fired
 )
 

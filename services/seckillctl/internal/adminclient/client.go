@@ -266,6 +266,12 @@ func (c *Client) Stock(ctx context.Context, id string) (rows []adminapi.StockRow
 	return rows, err
 }
 
+// AddStock adds units to a pool of a sale; repeating it with the same operation id adds nothing.
+func (c *Client) AddStock(ctx context.Context, id string, in adminapi.AddStockRequest) (r adminapi.AddStockResult, err error) {
+	_, err = c.Do(ctx, http.MethodPost, activityPath(id, "/stock"), nil, in, &r)
+	return r, err
+}
+
 // Inventory reads what the warehouses hold outside sales.
 func (c *Client) Inventory(ctx context.Context) (l adminapi.InventoryList, err error) {
 	_, err = c.Do(ctx, http.MethodGet, "/admin/v1/inventory", nil, nil, &l)

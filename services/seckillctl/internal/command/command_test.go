@@ -64,6 +64,8 @@ func TestWrongCallsAreUsageErrors(t *testing.T) {
 		{"order", "cancel", "x"},                  // no reason
 		{"order", "cancel", "x", "--reason", "r"}, // no terminal, no --yes
 		{"order", "refund", "x"},                  // no reason
+		{"stock", "add", "a", "--sku", "s", "--pool", "p"}, {"stock", "add", "a", "--sku", "s", "--pool", "p", "--quantity", "0"},
+		{"stock", "add", "a", "--sku", "s", "--pool", "p", "--quantity", "1", "--op-id", "a b"},
 		{"payment", "settle-refund", "t", "--yes"}, {"payment", "settle-refund", "t", "--reason", "r"},
 		{"payment", "list", "--due-refund", "--status", "kept"},
 		{"order", "refund", "x", "--reason", "r"}, // no --yes

@@ -3,10 +3,13 @@ package command
 import (
 	"fmt"
 	"sort"
+	"strconv"
 
+	"github.com/oklog/ulid/v2"
 	"github.com/spf13/cobra"
 
 	"seckill/pkg/adminapi"
+	"seckill/pkg/order"
 )
 
 func stockCommand(env *Env) *cobra.Command {
@@ -33,7 +36,64 @@ func stockCommand(env *Env) *cobra.Command {
 			return env.Print(rows, t)
 		},
 	}
-	return group("stock", "Stock of sales", show)
+	return group("stock", "Stock of sales", show, addStockCommand(env))
+}
+
+func addStockCommand(env *Env) *cobra.Command {
+	var in adminapi.AddStockRequest
+	add := &cobra.Command{
+		Use: "add ACTIVITY --sku S --pool P --quantity N", Short: "Add units to a pool of a sale, from the inventory", Args: exactly("an activity id"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if in.Quantity < 1 {
+				return usagef("quantity must be positive")
+			}
+			if in.OpID == "" {
+				in.OpID = ulid.Make().String()
+			}
+			if !order.ValidTransactionID(in.OpID) {
+				return usagef("op-id must be 1 to 64 of A-Za-z0-9_-")
+			}
+			table := func(r adminapi.AddStockResult) Table {
+				return Table{
+					Header: []string{"activity_id", "op_id", "sku_id", "pool", "quantity", "already", "waiting", "allocated", "available"},
+					Rows: [][]string{{
+						r.ActivityID, r.OpID, r.SKU, r.Pool, i64(r.Quantity), strconv.FormatBool(r.Already), strconv.FormatBool(r.Waiting), i64(r.Allocated), i64(r.Available),
+					}},
+				}
+			}
+			if env.DryRun {
+				env.Say("would add %d units of %s to %s of activity %s", in.Quantity, in.SKU, in.Pool, args[0])
+				r := adminapi.AddStockResult{ActivityID: args[0], OpID: in.OpID, SKU: in.SKU, Pool: in.Pool, Quantity: in.Quantity}
+				return env.Print(r, table(r))
+			}
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			// Before the call: whoever does not get the answer repeats it with this id.
+			env.Say("operation %s (to repeat it: --op-id %s)", in.OpID, in.OpID)
+			r, err := c.AddStock(cmd.Context(), args[0], in)
+			if err != nil {
+				return fmt.Errorf("add stock to %s: %w", args[0], err)
+			}
+			switch {
+			case r.Waiting:
+				env.Say("booked; the units are not on sale yet, and will be by themselves")
+			case r.Already:
+				env.Say("this operation was done before")
+			}
+			return env.Print(r, table(r))
+		},
+	}
+	add.Flags().StringVar(&in.SKU, "sku", "", "sku")
+	add.Flags().StringVar(&in.Pool, "pool", "", "pool")
+	add.Flags().Int64Var(&in.Quantity, "quantity", 0, "units to add")
+	add.Flags().StringVar(&in.OpID, "op-id", "", "operation id; made up if not given")
+	for _, name := range []string{"sku", "pool", "quantity"} {
+		_ = add.MarkFlagRequired(name)
+	}
+	return add
 }
 
 func inventoryCommand(env *Env) *cobra.Command {
