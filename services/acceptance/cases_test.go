@@ -297,6 +297,7 @@ func TestO11_O12_BrokerAwayAndBrokerSaysNo(t *testing.T) {
 		s := s.with(t)
 		sale := s.sell(20, 1, 60*time.Second)
 		s.known(0, sale)
+		s.connected(s.apis[0])
 		ch := s.broker()
 		if err := ch.QueueUnbind("seckill.orders", "order.reserved", "seckill.events", nil); err != nil {
 			t.Fatal(err)
@@ -326,6 +327,7 @@ func TestO11_O12_BrokerAwayAndBrokerSaysNo(t *testing.T) {
 		s := s.with(t)
 		sale := s.sell(20, 1, 60*time.Second)
 		s.known(0, sale)
+		s.connected(s.apis[0])
 		ch := s.broker()
 		if err := ch.ExchangeDelete("seckill.events", false, false); err != nil {
 			t.Fatal(err)
@@ -383,6 +385,17 @@ func TestO11_O12_BrokerAwayAndBrokerSaysNo(t *testing.T) {
 		if code := s.workers[0].term(); code != 0 {
 			t.Errorf("order-worker ended with code %d", code)
 		}
+	})
+}
+
+// connected waits until a program has its connections to the broker back.
+func (s *stack) connected(p *process) {
+	s.t.Helper()
+	testkit.Eventually(s.t, within, func() error {
+		if n := p.metric("seckill_amqp_connected"); n < 2 {
+			return fmt.Errorf("%s has %v connections to the broker", p.name, n)
+		}
+		return nil
 	})
 }
 
