@@ -105,12 +105,12 @@ func Tables(f *scenario.Figures) string {
 	if len(f.Round) > 0 {
 		out.WriteString("\n")
 		t = tabwriter.NewWriter(&out, 0, 0, 2, ' ', tabwriter.AlignRight)
-		fmt.Fprintln(t, "round\tnoop/s\taccept/s\t×\tp99 open ms at rate\tnoop's\tp99 closed ms\tnoop's\tsold out/s\t×\tkeyed/s\t×\tallocs\tB alloc\tRedis B in\tout\tbroker B in\tout\t")
+		fmt.Fprintln(t, "round\tnoop/s\taccept/s\t×\tp99 open ms at rate\tnoop's\tp99 closed ms\tnoop's\tsold out/s\t×\tkeyed/s\t×\tallocs\tB alloc\tRedis B in\tout\tbroker B in\tout\tothers' cores\t")
 		for i, r := range f.Round {
-			fmt.Fprintf(t, "%d\t%.0f\t%.0f\t%.2f\t%.2f at %.0f\t%.2f\t%.1f\t%.1f\t%.0f\t%.2f\t%.0f\t%.2f\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t\n", i+1,
+			fmt.Fprintf(t, "%d\t%.0f\t%.0f\t%.2f\t%.2f at %.0f\t%.2f\t%.1f\t%.1f\t%.0f\t%.2f\t%.0f\t%.2f\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t\n", i+1,
 				r.Noop, r.Accept, r.Accept/r.Noop, r.AcceptOpenP99, r.Rate, r.NoopOpenP99, r.AcceptP99, r.NoopP99,
 				r.SoldOut, r.SoldOut/r.Noop, r.SoldOutKeyed, r.SoldOutKeyed/r.Noop,
-				r.Allocations, r.AllocatedBytes, r.RedisIn, r.RedisOut, r.BrokerIn, r.BrokerOut)
+				r.Allocations, r.AllocatedBytes, r.RedisIn, r.RedisOut, r.BrokerIn, r.BrokerOut, r.Others)
 		}
 		t.Flush() //nolint:errcheck,gosec // a strings.Builder takes everything
 	}

@@ -46,6 +46,7 @@ type Round struct {
 	AcceptOpenP99  float64 `json:"accept_p99_open_ms"`
 	SoldOut        float64 `json:"sold_out_per_s"`
 	SoldOutKeyed   float64 `json:"sold_out_keyed_per_s"`
+	Others         float64 `json:"others_cores"` // cores that strangers on the machine kept busy during the burst
 	Allocations    float64 `json:"allocations_per_request"`
 	AllocatedBytes float64 `json:"allocated_bytes_per_request"`
 	RedisIn        float64 `json:"redis_bytes_in_per_reservation"`

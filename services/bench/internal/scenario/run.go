@@ -267,6 +267,10 @@ func (r *runner) burst(ctx context.Context, x *Round) (string, error) {
 		return "", err
 	}
 	stopProfiles := r.profiles(ctx, "burst", r.sys.APIDebug)
+	busy0, err := proc.Busy()
+	if err != nil {
+		return "", err
+	}
 	res, err := r.send(ctx, r.crowd(r.sys.APIAddr, system.Path(id)))
 	if err != nil {
 		return "", err
@@ -289,6 +293,15 @@ func (r *runner) burst(ctx context.Context, x *Round) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	busy1, err := proc.Busy()
+	if err != nil {
+		return "", err
+	}
+	ours := res.CPU
+	for name, d := range cpu1 {
+		ours += d - cpu0[name]
+	}
+	x.Others = math.Max(0, float64(busy1-busy0-ours)/float64(time.Duration(res.DurationUS)*time.Microsecond))
 	r.out.CPUAccept = append(r.out.CPUAccept, perOrder(cpu0, cpu1, res.CPU, n))
 	net1, err := r.sys.RedisInfo(ctx, in, out)
 	if err != nil {
