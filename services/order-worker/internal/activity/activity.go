@@ -50,6 +50,9 @@ type Config struct {
 	Tiers []time.Duration
 	// Interval of the background loop that announces what Redis has lost. Default 3 s.
 	Interval time.Duration
+	// WarmBefore is how long before its start a sale is warmed by the loop; 0: never. A sale that was
+	// made after its own start, and a rehearsal's, is warmed by whoever made it.
+	WarmBefore time.Duration
 }
 
 // Service is safe for concurrent use.
@@ -71,7 +74,7 @@ func New(st *store.Store, redis *stock.Client, cfg Config, log *slog.Logger, reg
 	}
 	s := &Service{st: st, redis: redis, cfg: cfg, log: log, cold: prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "seckill_activities_cold",
-		Help: "Sales inside their window that sell nothing because they are not warm.",
+		Help: "Sales that are open, or about to open, and sell nothing because they are not warm.",
 	})}
 	if err := reg.Register(s.cold); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)

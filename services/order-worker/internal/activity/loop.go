@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"seckill/pkg/stock"
+	"seckill/services/order-worker/internal/audit"
 	"seckill/services/order-worker/internal/store"
 )
 
@@ -53,7 +54,14 @@ func (s *Service) sweep(ctx context.Context, seen map[string]time.Time) error {
 			if err != nil {
 				failed = append(failed, err)
 			}
-			if !warm && now.After(d.StartsAt) && now.Before(d.EndsAt) {
+			if s.due(d, now) {
+				if _, werr := s.Warm(ctx, d.ID, audit.System()); werr != nil {
+					failed = append(failed, werr)
+				} else {
+					warm = true
+				}
+			}
+			if !warm && now.After(d.StartsAt.Add(-s.cfg.WarmBefore/2)) && now.Before(d.EndsAt) {
 				cold++
 			}
 		}
@@ -67,6 +75,12 @@ func (s *Service) sweep(ctx context.Context, seen map[string]time.Time) error {
 		failed = append(failed, err)
 	}
 	return errors.Join(failed...)
+}
+
+// due says that it is time to warm a sale that was planned ahead.
+func (s *Service) due(d *Details, now time.Time) bool {
+	return s.cfg.WarmBefore > 0 && d.WarmWinner == 0 && !d.Shadow && d.CreatedAt.Before(d.StartsAt) &&
+		now.After(d.StartsAt.Add(-s.cfg.WarmBefore)) && now.Before(d.EndsAt)
 }
 
 // tend brings Redis up to date with one sale. All of it is safe to do at any time, by any number of

@@ -114,7 +114,7 @@ func (a *App) build() (err error) {
 	if a.relay, err = relay.New(a.cfg.Relay, a.store, a.stock, a.broker, a.log, a.registry); err != nil {
 		return err
 	}
-	if a.activities, err = activity.New(a.store, a.stock, activity.Config{Tiers: a.cfg.RabbitMQ.DelayTiers}, a.log, a.registry); err != nil {
+	if a.activities, err = activity.New(a.store, a.stock, activity.Config{Tiers: a.cfg.RabbitMQ.DelayTiers, WarmBefore: max(a.cfg.Activity.WarmBefore, 0)}, a.log, a.registry); err != nil {
 		return err
 	}
 	if a.settlement, err = settlement.New(a.cfg.Settlement, a.store, a.stock, a.activities, a.rollback, a.follow, a.broker, a.log, a.registry); err != nil {

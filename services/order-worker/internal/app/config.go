@@ -49,6 +49,7 @@ type Config struct {
 	Relay    relay.Config            `mapstructure:"relay"`
 	Sweep    rollback.SweepConfig    `mapstructure:"sweep"`
 
+	Activity   ActivityConfig    `mapstructure:"activity"`
 	Settlement settlement.Config `mapstructure:"settlement"`
 	Reconcile  reconcile.Config  `mapstructure:"reconcile"`
 }
@@ -62,6 +63,11 @@ type MetricsConfig struct {
 type AdminConfig struct {
 	Addr   string          `mapstructure:"addr" help:"the admin API listens here (default :8081)"`
 	Tokens []config.Secret `mapstructure:"tokens" help:"who may call the admin API: name:role:sha256hex, comma separated"`
+}
+
+// ActivityConfig says how sales are looked after before they open.
+type ActivityConfig struct {
+	WarmBefore time.Duration `mapstructure:"warm_before" help:"sales are warmed so long before they start (default 5m; negative: never)"`
 }
 
 // DebugConfig is the listener of pprof.
@@ -109,6 +115,7 @@ func def[T comparable](v *T, d T) {
 func (c Config) WithDefaults() Config {
 	def(&c.Metrics.Addr, ":9092")
 	def(&c.Admin.Addr, ":8081")
+	def(&c.Activity.WarmBefore, 5*time.Minute)
 	def(&c.Worker.OrderWorkers, 2)
 	def(&c.Worker.BatchOrders, 512)
 	def(&c.Worker.BatchWait, 3*time.Millisecond)

@@ -50,7 +50,9 @@ type Options struct {
 	Deaths    deadletter.Config
 	Interval  time.Duration // of the activity loop
 	Ends      settlement.Config
-	Reconcile reconcile.Config
+	// WarmBefore is how long before their start the activity loop warms sales; 0: never.
+	WarmBefore time.Duration
+	Reconcile  reconcile.Config
 }
 
 // Rig is one worker in pieces.
@@ -126,7 +128,7 @@ func New(t testing.TB, o Options) *Rig {
 	if o.Interval == 0 {
 		o.Interval = 50 * time.Millisecond
 	}
-	r.Activities, err = activity.New(r.Store, r.Stock, activity.Config{Tiers: r.Broker.Tiers(), Interval: o.Interval}, log, r.Registry)
+	r.Activities, err = activity.New(r.Store, r.Stock, activity.Config{Tiers: r.Broker.Tiers(), Interval: o.Interval, WarmBefore: o.WarmBefore}, log, r.Registry)
 	must(err)
 	r.Payments, err = payment.New(r.Store, f, log, r.Registry)
 	must(err)
