@@ -124,6 +124,21 @@ type AddStockResult struct {
 	Available  int64  `json:"available"`
 }
 
+// MaxQualify is how many users one call may name.
+const MaxQualify = 5000
+
+// QualifyRequest lets users take part in a sale whose qualification is "list".
+type QualifyRequest struct {
+	Users []string `json:"users"`
+}
+
+// QualifyResult answers it.
+type QualifyResult struct {
+	ActivityID string `json:"activity_id"`
+	Users      int    `json:"users"` // named
+	Added      int    `json:"added"` // of these, how many could not take part before
+}
+
 // InventoryRow is what the warehouses hold outside sales.
 type InventoryRow struct {
 	SKU    string `json:"sku_id"`

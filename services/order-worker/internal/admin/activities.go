@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 
 	"seckill/pkg/adminapi"
@@ -168,6 +169,27 @@ func (s *Server) addStock(w http.ResponseWriter, r *http.Request) error {
 		ActivityID: id, OpID: in.OpID, SKU: in.SKU, Pool: in.Pool, Quantity: in.Quantity,
 		Already: res.Already, Waiting: res.Waiting, Allocated: res.Allocated, Available: res.Available,
 	})
+}
+
+func (s *Server) qualify(w http.ResponseWriter, r *http.Request) error {
+	var in adminapi.QualifyRequest
+	if err := Decode(r, &in); err != nil {
+		return err
+	}
+	if len(in.Users) < 1 || len(in.Users) > adminapi.MaxQualify {
+		return invalid(fmt.Sprintf("users must be 1 to %d", adminapi.MaxQualify))
+	}
+	for i, u := range in.Users {
+		if !order.ValidUserID(u) {
+			return invalid(fmt.Sprintf("users[%d] is not a user id", i))
+		}
+	}
+	id := r.PathValue("id")
+	added, err := s.deps.Activities.Qualify(r.Context(), id, in.Users, ActorFrom(r.Context()))
+	if err != nil {
+		return err
+	}
+	return WriteJSON(w, http.StatusOK, adminapi.QualifyResult{ActivityID: id, Users: len(in.Users), Added: added})
 }
 
 func (s *Server) listInventory(w http.ResponseWriter, r *http.Request) error {

@@ -12,6 +12,7 @@ func (s *Server) routes() []Route {
 		{Method: http.MethodPost, Path: "/admin/v1/activities/{id}/resume", Role: Operator, Handler: s.setPaused(false)},
 		{Method: http.MethodGet, Path: "/admin/v1/activities/{id}/stock", Role: Viewer, Handler: s.showStock},
 		{Method: http.MethodPost, Path: "/admin/v1/activities/{id}/stock", Role: Operator, Handler: s.addStock},
+		{Method: http.MethodPost, Path: "/admin/v1/activities/{id}/qualifications", Role: Operator, Handler: s.qualify},
 		{Method: http.MethodGet, Path: "/admin/v1/inventory", Role: Viewer, Handler: s.listInventory},
 		{Method: http.MethodPut, Path: "/admin/v1/inventory", Role: Operator, Handler: s.setInventory},
 		{Method: http.MethodGet, Path: "/admin/v1/orders", Role: Viewer, Handler: s.listOrders},

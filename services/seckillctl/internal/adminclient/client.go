@@ -272,6 +272,12 @@ func (c *Client) AddStock(ctx context.Context, id string, in adminapi.AddStockRe
 	return r, err
 }
 
+// Qualify lets up to adminapi.MaxQualify users take part in a sale; repeating it is safe.
+func (c *Client) Qualify(ctx context.Context, id string, users []string) (r adminapi.QualifyResult, err error) {
+	_, err = c.Do(ctx, http.MethodPost, activityPath(id, "/qualifications"), nil, adminapi.QualifyRequest{Users: users}, &r)
+	return r, err
+}
+
 // Inventory reads what the warehouses hold outside sales.
 func (c *Client) Inventory(ctx context.Context) (l adminapi.InventoryList, err error) {
 	_, err = c.Do(ctx, http.MethodGet, "/admin/v1/inventory", nil, nil, &l)

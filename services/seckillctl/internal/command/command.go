@@ -108,7 +108,7 @@ func newRoot(env *Env) *cobra.Command {
 	flags.BoolVar(&env.Yes, "yes", false, "do not ask (needed without a terminal)")
 	flags.DurationVar(&env.limit, "timeout", 30*time.Second, "time limit of one call")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &ExitError{Code: CodeUsage, Err: err} })
-	root.AddCommand(activityCommand(env), stockCommand(env), inventoryCommand(env), orderCommand(env), paymentCommand(env), deadCommand(env),
+	root.AddCommand(activityCommand(env), stockCommand(env), inventoryCommand(env), orderCommand(env), paymentCommand(env), qualifyCommand(env), deadCommand(env),
 		auditCommand(env), tokenCommand(env), reconcileCommand(env), verifyCommand(env))
 	return root
 }

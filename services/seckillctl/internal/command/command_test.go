@@ -173,3 +173,25 @@ func TestMintedTokenIsOneThatOrderAPITakes(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// Strict ids, told by line, before anything is sent.
+func TestImportChecksTheWholeFileFirst(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"u1\nu 2\nu3\n\nü\n":            "line 2: \"u 2\"",
+		"u1\nu2,x\n":                    "line 2: 2 columns",
+		"name,user_id\nx,u1\ny\n":       "line 3: no user id",
+		"user_id\n" + "\n":              "no users",
+		"u1\n\"broken\n":                "read users",
+		"user_id,city\nu1,Rome\n'; --,": "line 3",
+	} {
+		r := ctl(t, nil, text, false, "qualify", "import", "a", "-", "--dry-run")
+		if r.code == 0 || r.code == command.CodeUsage || !strings.Contains(r.err, want) || r.out != "" {
+			t.Errorf("%q: %+v", text, r)
+		}
+	}
+	r := ctl(t, nil, "\ufeffname,user_id\r\nAnn,u1\r\nBob,u2\r\n", false, "qualify", "import", "a", "-", "--dry-run", "-o", "csv")
+	if r.code != 0 || r.out != "activity_id,users,added\na,2,0\n" {
+		t.Errorf("%+v", r)
+	}
+}
