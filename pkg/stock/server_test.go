@@ -27,7 +27,7 @@ func privateBench(t *testing.T, args ...string) (*bench, *testkit.Server) {
 
 func TestScriptsSurviveFlushesOfTheScriptCache(t *testing.T) { // O06 a, b
 	t.Parallel()
-	b, _ := privateBench(t)
+	b := benchOn(t, Config{Addrs: []string{testkit.StartRedis(t).Addr}, Prefix: "t:", ReadTimeout: patience})
 	a := newSale("flush", map[string]int{"national": 2000})
 	a.Buckets = 4
 	b.open(a)
@@ -86,7 +86,7 @@ func TestScriptsSurviveFlushesOfTheScriptCache(t *testing.T) { // O06 a, b
 
 func TestOneEvalshaAndNoScriptUploadPerReservation(t *testing.T) {
 	t.Parallel()
-	b, _ := privateBench(t)
+	b := benchOn(t, Config{Addrs: []string{testkit.StartRedis(t).Addr}, Prefix: "t:", ReadTimeout: patience})
 	a := b.open(newSale("calls", map[string]int{"national": 2000}))
 	b.must(b.ask(a, "first", 1)) // uploads the script
 	if err := b.raw.ConfigResetStat(ctxFor(t)).Err(); err != nil {
