@@ -86,6 +86,12 @@ type WarmResult struct {
 	Opened     int    `json:"opened"`  // buckets opened by this call
 }
 
+// DeleteResult answers the deletion of a draft.
+type DeleteResult struct {
+	ActivityID string `json:"activity_id"`
+	Deleted    bool   `json:"deleted"`
+}
+
 // PauseResult answers pause and resume.
 type PauseResult struct {
 	ActivityID string `json:"activity_id"`

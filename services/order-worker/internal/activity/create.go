@@ -32,7 +32,11 @@ func (s *Service) Create(ctx context.Context, plan sale.Sale, by audit.Actor) (d
 	case err != nil:
 		return nil, false, fmt.Errorf("create activity %s: %w", plan.ID, err)
 	}
-	if d, err = s.Load(ctx, plan.ID); err != nil {
+	d, err = s.Load(ctx, plan.ID)
+	if existed && errors.Is(err, ErrNotFound) {
+		return nil, false, fmt.Errorf("create activity %s: %w: a sale with this id was deleted, and its ledger stays", plan.ID, ErrExists)
+	}
+	if err != nil {
 		return nil, false, err
 	}
 	if existed {

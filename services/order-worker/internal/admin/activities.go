@@ -102,6 +102,14 @@ func (s *Server) withRedis(ctx context.Context, d *activity.Details) (adminapi.A
 	return out, nil
 }
 
+func (s *Server) deleteActivity(w http.ResponseWriter, r *http.Request) error {
+	id := r.PathValue("id")
+	if err := s.deps.Activities.Delete(r.Context(), id, ActorFrom(r.Context())); err != nil {
+		return err
+	}
+	return WriteJSON(w, http.StatusOK, adminapi.DeleteResult{ActivityID: id, Deleted: true})
+}
+
 func (s *Server) warmActivity(w http.ResponseWriter, r *http.Request) error {
 	id := r.PathValue("id")
 	res, err := s.deps.Activities.Warm(r.Context(), id, ActorFrom(r.Context()))

@@ -226,6 +226,12 @@ func (c *Client) Warm(ctx context.Context, id string) (r adminapi.WarmResult, er
 	return r, err
 }
 
+// DeleteActivity removes a draft and gives its units back.
+func (c *Client) DeleteActivity(ctx context.Context, id string) (r adminapi.DeleteResult, err error) {
+	_, err = c.Do(ctx, http.MethodDelete, activityPath(id, ""), nil, nil, &r)
+	return r, err
+}
+
 // SetPaused stops or resumes a sale.
 func (c *Client) SetPaused(ctx context.Context, id string, paused bool) (r adminapi.PauseResult, err error) {
 	tail := "/resume"

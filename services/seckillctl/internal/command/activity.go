@@ -119,7 +119,7 @@ func activityCommand(env *Env) *cobra.Command {
 			})
 		},
 	}
-	return group("activity", "Sales", create, list, show, warm, pauseCommand(env, true), pauseCommand(env, false), endCommand(env), reportCommand(env))
+	return group("activity", "Sales", create, list, show, warm, pauseCommand(env, true), pauseCommand(env, false), endCommand(env), reportCommand(env), deleteCommand(env))
 }
 
 func pauseCommand(env *Env, paused bool) *cobra.Command {
@@ -151,6 +151,36 @@ func pauseCommand(env *Env, paused bool) *cobra.Command {
 				Header: []string{"activity_id", "paused", "changed"},
 				Rows:   [][]string{{r.ActivityID, strconv.FormatBool(r.Paused), strconv.FormatBool(r.Changed)}},
 			})
+		},
+	}
+}
+
+func deleteCommand(env *Env) *cobra.Command {
+	return &cobra.Command{
+		Use: "delete ACTIVITY", Short: "Remove a sale that was never warm; its units go back to the inventory", Args: exactly("an activity id"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			if env.DryRun {
+				a, err := c.Activity(cmd.Context(), args[0])
+				if err != nil {
+					return fmt.Errorf("delete activity %s: %w", args[0], err)
+				}
+				env.Say("would delete activity %s (now %s)", a.ID, a.State)
+				return env.Print(a, activityTable(a))
+			}
+			if err := env.Confirm("delete activity " + args[0]); err != nil {
+				return err
+			}
+			r, err := c.DeleteActivity(cmd.Context(), args[0])
+			if err != nil {
+				return fmt.Errorf("delete activity %s: %w", args[0], err)
+			}
+			env.Say("activity %s is deleted", r.ActivityID)
+			return env.Print(r, Table{Header: []string{"activity_id", "deleted"}, Rows: [][]string{{r.ActivityID, strconv.FormatBool(r.Deleted)}}})
 		},
 	}
 }
