@@ -2,7 +2,6 @@ package activity
 
 import (
 	"context"
-	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -144,11 +143,6 @@ func (d *Details) Stock() (*stock.Activity, error) {
 		a.Items = append(a.Items, it)
 	}
 	return a, nil
-}
-
-// querier is a transaction or the pool.
-type querier interface {
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
 // Load reads a sale; ErrNotFound if there is none.

@@ -222,7 +222,7 @@ func (a *App) loop(name string, run func(context.Context)) lifecycle.Component {
 			}
 			t.Stop()
 		}
-		return nil
+		return nil //nolint:nilerr // told to stop
 	}}
 }
 

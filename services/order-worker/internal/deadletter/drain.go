@@ -61,9 +61,7 @@ func (s *Service) insert(ctx context.Context, d messaging.Delivery) (ids []int64
 	}
 	letters := make([]*store.DeadLetter, len(parts))
 	for i, m := range parts {
-		if letters[i], err = newLetter(d, m); err != nil {
-			return nil, err
-		}
+		letters[i] = newLetter(d, m)
 	}
 	err = s.st.InTx(ctx, func(tx *store.Tx) error {
 		ids = ids[:0]
@@ -97,7 +95,7 @@ func (s *Service) insert(ctx context.Context, d messaging.Delivery) (ids []int64
 	return ids, nil
 }
 
-func newLetter(d messaging.Delivery, m messaging.Message) (*store.DeadLetter, error) {
+func newLetter(d messaging.Delivery, m messaging.Message) *store.DeadLetter {
 	ev := decode(m)
 	class := d.DeadClass
 	if class == "" {
@@ -119,7 +117,7 @@ func newLetter(d messaging.Delivery, m messaging.Message) (*store.DeadLetter, er
 		DedupeKey: hex.EncodeToString(sum.Sum(nil)), MessageID: text(m.ID, 255), RoutingKey: text(m.Key, 64), SourceQueue: text(d.DeadQueue, 64),
 		Class: ascii(class, 32), Error: text(d.DeadError, 1000), Attempt: m.Attempt, ActivityID: ev.activity, OrderID: ev.orderID(),
 		Body: m.Body, Headers: string(raw),
-	}, nil
+	}
 }
 
 // settle does for letters that were just written what their cause asks for. It may run again, and

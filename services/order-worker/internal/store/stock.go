@@ -137,7 +137,7 @@ func returnToInventory(ctx context.Context, q Querier, p Pool, n int64, rows []*
 			return fmt.Errorf("read activity %s: %w", p.Activity, err)
 		}
 	}
-	if err := r.Close(); err != nil {
+	if err := errors.Join(r.Err(), r.Close()); err != nil {
 		return fmt.Errorf("read activity %s: %w", p.Activity, err)
 	}
 	if target == "" {
@@ -170,6 +170,7 @@ func LockPools(ctx context.Context, q Querier, pools []Pool) (map[Pool]*Activity
 	sorted = slices.Compact(sorted)
 	out := make(map[Pool]*ActivityStock, len(sorted))
 	for _, p := range sorted {
+		//nolint:sqlclosecheck // closed by hand on each path: the next round needs the connection
 		rows, err := q.QueryContext(ctx, "SELECT allocated,available,withheld,live,returned,settled_at FROM activity_stock "+
 			"WHERE activity_id=? AND sku_id=? AND pool=? FOR UPDATE", p.Activity, p.SKU, p.Pool)
 		if err != nil {
