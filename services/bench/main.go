@@ -49,6 +49,9 @@ func run(args []string) int {
 		err = fmt.Errorf("unknown command %q", args[0])
 	}
 	if err != nil {
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", context.Cause(ctx), err) // names the signal
+		}
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		return 1
 	}

@@ -79,7 +79,13 @@ func (c Crowd) Run(ctx context.Context, scratch string) (CrowdResult, error) {
 	if err != nil {
 		return res, ErrNoWrk
 	}
-	script := filepath.Join(scratch, "crowd.lua")
+	// Crowds may run beside each other: each has a script file of its own.
+	dir, err := os.MkdirTemp(scratch, "crowd-")
+	if err != nil {
+		return res, fmt.Errorf("make folder for load script: %w", err)
+	}
+	defer os.RemoveAll(dir) //nolint:errcheck // the whole scratch folder goes at the end
+	script := filepath.Join(dir, "crowd.lua")
 	if err := os.WriteFile(script, crowdLua, 0o600); err != nil {
 		return res, fmt.Errorf("write load script: %w", err)
 	}
