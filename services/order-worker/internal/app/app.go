@@ -278,6 +278,12 @@ func (a *App) declare(ctx context.Context) error {
 		a.log.WarnContext(ctx, "broker not reached yet, its topology is declared later", "error", err)
 		return nil
 	}
+	if err != nil {
+		// A component whose start failed is not stopped by the group: what it began ends here.
+		done, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		err = errors.Join(err, a.broker.Close(done))
+	}
 	return err
 }
 

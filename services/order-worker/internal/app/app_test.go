@@ -152,7 +152,7 @@ func TestQueueWithOtherArgumentsEndsTheStart(t *testing.T) {
 	if _, err := ch.QueueDeclare(name, true, false, false, false, amqp091.Table{"x-queue-type": "quorum", "x-message-ttl": 7000}); err != nil {
 		t.Fatal(err)
 	}
-	var out bytes.Buffer
+	var out safeBuffer
 	a, err := app.New(t.Context(), s.config(), slog.New(slog.NewJSONHandler(&out, nil)))
 	if err != nil {
 		t.Fatal(err)
