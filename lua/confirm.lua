@@ -26,11 +26,12 @@ local out, gone, changed = {}, {}, false
 for i = 1, #KEYS - 3 do
   local ulid, to = ARGV[2 * i - 1], ARGV[2 * i]
   local r = redis.pcall('HMGET', KEYS[3 + i], 's', 'i')
+  -- Its row is in MySQL, so nothing of it waits any more, whatever its record looks like.
+  gone[#gone + 1] = ulid
   if failed(r) then
     out[i] = 'corrupt'
   else
     local s = r[1]
-    gone[#gone + 1] = ulid
     if not s then
       out[i] = 'no_record'
     elseif s == 'r' or (s == 'p' and to == 'd') then

@@ -32,6 +32,8 @@ var (
 	Unpark string
 	//go:embed refund_due.lua
 	RefundDue string
+	//go:embed refund_receipt.lua
+	RefundReceipt string
 	//go:embed announce.lua
 	Announce string
 	//go:embed warm_prepare.lua

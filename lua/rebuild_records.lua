@@ -43,6 +43,8 @@ for i = 1, (#KEYS - 3) / 3 do
     if ARGV[v + 6] ~= '0' then
       redis.call('HINCRBY', limit, 'held', ARGV[v + 6])
       redis.call('HSET', limit, ARGV[v], ARGV[v + 6])
+    elseif redis.call('HLEN', limit) <= 64 then
+      redis.call('HSET', limit, ARGV[v], '0') -- its buyer finds it, as after a release
     end
     if ARGV[v + 1] == 'r' then
       redis.call('ZADD', ARGV[v + 10] == '1' and KEYS[3] or KEYS[2], ARGV[v + 9], ARGV[v])

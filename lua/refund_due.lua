@@ -1,9 +1,11 @@
 #!lua
--- Marks an order: money arrived that has to go back. Never creates a record (R1).
+-- Marks an order: money arrived that has to go back; or takes the mark off: it has been sent back.
+-- Never creates a record (R1).
 --
 -- KEYS[1] hash  activity
 -- KEYS[2] hash  purchase record
 -- KEYS[3] hash  receipt
+-- ARGV[1] 1: due   0: not any more
 --
 -- Returns {applied | already | no_record} or {corrupt, what} (nothing was written). Idempotent.
 -- One slot.
@@ -17,8 +19,8 @@ end
 for i = 2, 3 do
   local r = redis.call('HMGET', KEYS[i], 's', 'd')
   if r[1] then
-    if r[2] == '1' then return {'already'} end
-    redis.call('HSET', KEYS[i], 'd', '1')
+    if (r[2] == '1') == (ARGV[1] == '1') then return {'already'} end
+    if ARGV[1] == '1' then redis.call('HSET', KEYS[i], 'd', '1') else redis.call('HDEL', KEYS[i], 'd') end
     if redis.call('HEXISTS', KEYS[1], 'version') == 1 then
       redis.call('HINCRBY', KEYS[1], 'version', 1)
     end

@@ -16,8 +16,9 @@
 local number, n, rebuild = ARGV[1], tonumber(ARGV[2]), ARGV[3] == 'rebuild'
 local a = redis.pcall('HMGET', KEYS[1], 'warm', 'open', 'version', 'fence')
 if type(a) == 'table' and a.err then
-  if string.find(a.err, '^WRONGTYPE') then return {'corrupt', KEYS[1]} end
-  return a
+  if not string.find(a.err, '^WRONGTYPE') then return a end
+  if not rebuild then return {'corrupt', KEYS[1]} end
+  a = {} -- a rebuild writes it anew, whatever it has become
 end
 local mark = redis.pcall('GET', KEYS[2])
 if type(mark) == 'table' and mark.err then

@@ -9,6 +9,14 @@
 unset SECKILL_REDIS_ADDRS SECKILL_REDIS_PREFIX SECKILL_RABBITMQ_URL SECKILL_MYSQL_DSN SECKILL_AUTH_JWT_SECRET \
   SECKILL_PAYMENT_SECRETS SECKILL_ADMIN_TOKENS SECKILLCTL_TOKEN_FILE SECKILLCTL_SERVER
 
+# The bench's own tests drive its load tool.
+if ! command -v wrk >/dev/null; then
+  [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null || die "wrk is not installed (Debian: apt-get install wrk)"
+  say "installing the distribution's package: wrk"
+  { apt-get update -qq && apt-get install -y -qq --no-install-recommends wrk; } >"$run/log/apt.log" 2>&1 ||
+    die "apt-get failed: $(tail -n 3 "$run/log/apt.log")"
+fi
+
 cd "$root"
 failed=()
 test_in() { # module flags...

@@ -29,8 +29,11 @@ const (
 	CodePaymentNotFound  = "payment_not_found"      // 404
 	CodeLetterNotFound   = "dead_letter_not_found"  // 404
 	CodeJobNotFound      = "replay_job_not_found"   // 404
+	CodeRebuildNotFound  = "rebuild_not_found"      // 404
 	CodeMethodNotAllowed = "method_not_allowed"     // 405
 	CodeConflict         = "conflict"               // 409: the state does not allow it
+	CodeNothingToCompare = "nothing_to_compare"     // 409: settled, or never warm
+	CodeRedisLost        = "redis_lost"             // 409: Redis has lost the sale
 	CodeActivityExists   = "activity_exists"        // 409: same id, other content
 	CodeTooLittle        = "insufficient_inventory" // 409
 	CodeNotCancellable   = "order_not_cancellable"  // 409
@@ -62,6 +65,12 @@ type Activity struct {
 	Redis *ActivityRedis `json:"redis,omitempty"`
 }
 
+// EditResult answers PUT /admin/v1/activities/{id}, which gives a draft another plan.
+type EditResult struct {
+	Activity
+	Changed bool `json:"changed"` // false: the plan was so already
+}
+
 // ActivityRedis is the activity as Redis has it. Error says why it could not be read.
 type ActivityRedis struct {
 	Announced bool   `json:"announced"`
@@ -83,7 +92,7 @@ type WarmResult struct {
 	ActivityID string `json:"activity_id"`
 	Already    bool   `json:"already"` // it was warm before this call
 	Number     uint64 `json:"number"`  // the attempt that won
-	Opened     int    `json:"opened"`  // buckets opened by this call
+	Opened     int    `json:"opened"`  // buckets that are open now; fewer than the sale has: Redis has lost some
 }
 
 // DeleteResult answers the deletion of a draft.
@@ -150,6 +159,14 @@ type InventoryRow struct {
 	SKU    string `json:"sku_id"`
 	Pool   string `json:"pool"`
 	OnHand int64  `json:"on_hand"`
+}
+
+// SetInventoryRequest sets one row of it. A pointer, since 0 is an amount like any other: one that is
+// left out must not read as "nothing is there".
+type SetInventoryRequest struct {
+	SKU    string `json:"sku_id"`
+	Pool   string `json:"pool"`
+	OnHand *int64 `json:"on_hand"`
 }
 
 // InventoryList is the whole inventory.

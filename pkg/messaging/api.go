@@ -60,6 +60,9 @@ type Delivery struct {
 	Queue         string
 	Redelivered   bool
 	DeliveryCount int // how often the broker has delivered it before (x-delivery-count)
+	// Consumer names the channel it came on, among all processes and for all time: after a
+	// reconnect it is another one.
+	Consumer string
 	// For letters from QueueDead: why and from where, from our own headers or from x-death.
 	DeadClass, DeadError, DeadQueue string
 }

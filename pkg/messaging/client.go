@@ -2,6 +2,7 @@ package messaging
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -41,6 +42,8 @@ type Client struct {
 	log     *slog.Logger
 	metrics *metrics
 
+	instance string // a random name of this client
+
 	publish, consume *link
 	pub              *publisher
 	keeper           *keeper
@@ -71,7 +74,7 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Client, erro
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{cfg: cfg, log: log, metrics: m}
+	c := &Client{cfg: cfg, log: log, metrics: m, instance: rand.Text()}
 	c.publish = newLink(rolePublish, cfg, log, m)
 	c.consume = newLink(roleConsume, cfg, log, m)
 	c.keeper = newKeeper(cfg, log, c.consume, m)

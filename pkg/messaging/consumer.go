@@ -136,6 +136,7 @@ type subscription struct {
 	conn       *conn
 	ch         *amqp.Channel
 	tag        string
+	name       string // of this channel, unique among all processes
 	deliveries <-chan amqp.Delivery
 	next       *amqp.Delivery // did not fit into the batch before
 	dead       chan struct{}  // closed when the channel is, or the consumer was cancelled
@@ -179,6 +180,7 @@ func (w *worker) run(ctx, work context.Context) error {
 
 func (w *worker) subscribe(c *conn) (*subscription, error) {
 	s := &subscription{conn: c, dead: make(chan struct{}), tag: fmt.Sprintf("seckill-%d", w.c.tags.Add(1))}
+	s.name = w.c.instance + "/" + s.tag
 	err := c.bounded(w.c.cfg.RPCTimeout, func() (err error) {
 		if s.ch, err = c.Channel(); err != nil {
 			return err //nolint:wrapcheck // wrapped below
@@ -268,6 +270,7 @@ func (w *worker) gather(ctx context.Context, s *subscription) ([]*item, error) {
 	orders := 0
 	add := func(d *amqp.Delivery) bool {
 		in := received(d, w.cfg.Queue)
+		in.Consumer = s.name
 		if len(batch) > 0 && orders+in.Orders > w.cfg.BatchOrders {
 			s.next = d
 			return false

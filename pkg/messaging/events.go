@@ -111,25 +111,21 @@ type Ended struct {
 // derived from the orders' ids, so that publishing the same orders again gives the same id.
 // Send refuses a message with more orders.
 func OrderReserved(orders []order.Order) Message {
-	m := orderv1.OrderReserved{Orders: make([]*orderv1.Order, len(orders))}
+	m := orderv1.OrderReserved{Orders: allToProto(orders)}
 	first := time.Time{}
 	for i := range orders {
-		m.Orders[i] = toProto(&orders[i])
 		if at := orders[i].ReservedAt; first.IsZero() || at.Before(first) {
 			first = at
 		}
 	}
-	return Message{ID: batchID(KeyOrderReserved, orders), Key: KeyOrderReserved, Body: marshal(&m), Orders: max(1, len(orders)), Time: first}
+	return Message{ID: batchID(KeyOrderReserved, m.GetOrders()), Key: KeyOrderReserved, Body: marshal(&m), Orders: max(1, len(orders)), Time: first}
 }
 
 // OrderExpired makes the order.expired message of 1 to MaxOrdersPerMessage orders; see OrderReserved.
 // All orders in one message should have the same payment time-out, since they share a delay queue.
 func OrderExpired(orders []order.Order) Message {
-	m := orderv1.OrderExpired{Orders: make([]*orderv1.Order, len(orders))}
-	for i := range orders {
-		m.Orders[i] = toProto(&orders[i])
-	}
-	return Message{ID: batchID(KeyOrderExpired, orders), Key: KeyOrderExpired, Body: marshal(&m), Orders: max(1, len(orders))}
+	m := orderv1.OrderExpired{Orders: allToProto(orders)}
+	return Message{ID: batchID(KeyOrderExpired, m.GetOrders()), Key: KeyOrderExpired, Body: marshal(&m), Orders: max(1, len(orders))}
 }
 
 // OrderPaid makes the order.paid message; its id is the transaction's.
@@ -333,17 +329,36 @@ func fromBatch(m Message, raw []*orderv1.Order) (good []order.Order, bad []Inval
 	return good, bad, nil
 }
 
-func toProto(o *order.Order) *orderv1.Order {
-	return &orderv1.Order{
-		OrderId: o.ID.String(), UserId: o.User, ActivityId: o.ID.Activity,
-		Bucket: uint32(max(0, o.ID.Bucket)),
-		SkuId:  o.SKU, Region: o.Region, Pool: o.Pool,
-		Quantity:       uint32(min(max(0, o.Quantity), math.MaxUint32)), // what is out of range is refused by the decoder
-		UnitPriceMinor: o.UnitPriceMinor, Currency: o.Currency,
-		ReservedAt: timestamppb.New(o.ReservedAt), PayBefore: timestamppb.New(o.PayBefore),
-		PaymentTimeoutSeconds: uint32(min(max(0, (o.PaymentTimeout+time.Second-1)/time.Second), math.MaxUint32)),
-		Epoch:                 o.Epoch, IdempotencyKey: o.IdemKey, IdempotencyDigest: o.IdemDigest,
+func toProto(o *order.Order) *orderv1.Order { return allToProto([]order.Order{*o})[0] }
+
+// allToProto makes the orders of one message in one piece: they live and die together.
+func allToProto(orders []order.Order) []*orderv1.Order {
+	type whole struct {
+		order         orderv1.Order
+		reserved, pay timestamppb.Timestamp
 	}
+	room := make([]whole, len(orders))
+	out := make([]*orderv1.Order, len(orders))
+	for i := range orders {
+		o, w := &orders[i], &room[i]
+		p := &w.order
+		p.OrderId, p.UserId, p.ActivityId = o.ID.String(), o.User, o.ID.Activity
+		p.Bucket = uint32(max(0, o.ID.Bucket)) //nolint:gosec // bounded, and what is out of range is refused by the decoder
+		p.SkuId, p.Region, p.Pool = o.SKU, o.Region, o.Pool
+		p.Quantity = uint32(min(max(0, o.Quantity), math.MaxUint32)) //nolint:gosec // likewise
+		p.UnitPriceMinor, p.Currency = o.UnitPriceMinor, o.Currency
+		p.ReservedAt, p.PayBefore = stamp(&w.reserved, o.ReservedAt), stamp(&w.pay, o.PayBefore)
+		p.PaymentTimeoutSeconds = uint32(min(max(0, (o.PaymentTimeout+time.Second-1)/time.Second), math.MaxUint32)) //nolint:gosec // likewise
+		p.Epoch, p.IdempotencyKey, p.IdempotencyDigest = o.Epoch, o.IdemKey, o.IdemDigest
+		out[i] = p
+	}
+	return out
+}
+
+// stamp is timestamppb.New into a place that is there already.
+func stamp(into *timestamppb.Timestamp, t time.Time) *timestamppb.Timestamp {
+	into.Seconds, into.Nanos = t.Unix(), int32(t.Nanosecond()) //nolint:gosec // below 1e9
+	return into
 }
 
 func optional(o *order.Order) *orderv1.Order {
@@ -489,13 +504,13 @@ func unmarshal(m Message, key string, into proto.Message) error {
 }
 
 // batchID names a set of orders: the order's own id for one, a digest over the sorted ids for more.
-func batchID(key string, orders []order.Order) string {
+func batchID(key string, orders []*orderv1.Order) string {
 	if len(orders) == 1 {
-		return key + ":" + orders[0].ID.String()
+		return key + ":" + orders[0].GetOrderId()
 	}
 	ids := make([]string, len(orders))
-	for i := range orders {
-		ids[i] = orders[i].ID.String()
+	for i, o := range orders {
+		ids[i] = o.GetOrderId()
 	}
 	sort.Strings(ids)
 	return key + ":" + digest(ids...)[:32]

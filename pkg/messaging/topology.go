@@ -50,7 +50,9 @@ type queue struct {
 
 type binding struct{ queue, exchange, key string }
 
-// layout is the whole topology: the one place that knows it.
+// layout is the whole topology: the one place that knows it. It is declared in this order, queues before
+// exchanges: what order-api publishes to comes last, so that on a broker where one queue is different,
+// which ends the worker's start, order-api finds nothing to publish to and takes no traffic.
 func layout(tiers []time.Duration) ([]exchange, []queue, []binding) {
 	work := func(name, deadLetterTo string) queue {
 		return queue{name, amqp.Table{
@@ -58,7 +60,7 @@ func layout(tiers []time.Duration) ([]exchange, []queue, []binding) {
 			"x-overflow": "reject-publish", "x-delivery-limit": int64(deliveryLimit),
 		}}
 	}
-	exchanges := []exchange{{ExchangeEvents, amqp.ExchangeTopic}, {ExchangeDead, amqp.ExchangeFanout}}
+	exchanges := []exchange{{ExchangeDead, amqp.ExchangeFanout}}
 	queues := []queue{
 		{QueueDead, amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(deadDeliveryLimit)}},
 		work(QueueOrders, ExchangeDead), work(QueuePayments, ExchangeDead), work(QueueRollbacks, ExchangeDead),
@@ -82,6 +84,7 @@ func layout(tiers []time.Duration) ([]exchange, []queue, []binding) {
 		queues = append(queues, q)
 		bindings = append(bindings, binding{name, name, ""})
 	}
+	exchanges = append(exchanges, exchange{ExchangeEvents, amqp.ExchangeTopic})
 	return exchanges, queues, bindings
 }
 
@@ -111,6 +114,7 @@ type keeper struct {
 	err      error
 	probed   bool
 	doubt    time.Time // until then a passive look is not believed: it cannot see bindings
+	missed   bool      // what is said of the topology is what a publisher or consumer missed
 
 	once chan struct{} // a token: one look at a time
 }
@@ -145,7 +149,9 @@ func (k *keeper) ask(ctx context.Context, mode int) error {
 		k.mode = mode
 	}
 	k.mu.Unlock()
-	k.nudge()
+	if err != nil {
+		k.nudge() // it looks sooner now
+	}
 	return err
 }
 
@@ -154,7 +160,7 @@ func (k *keeper) suspect(err error) {
 	k.mu.Lock()
 	k.doubt = time.Now().Add(5 * time.Second)
 	k.mu.Unlock()
-	k.set(TopologyMissing, err)
+	k.set(TopologyMissing, err, true)
 	k.nudge()
 }
 
@@ -165,10 +171,10 @@ func (k *keeper) nudge() {
 	}
 }
 
-func (k *keeper) set(t Topology, err error) {
+func (k *keeper) set(t Topology, err error, missed bool) {
 	k.mu.Lock()
 	changed := k.topology != t
-	k.topology, k.err = t, err
+	k.topology, k.err, k.missed = t, err, missed
 	k.mu.Unlock()
 	k.metrics.topology.Set(bit(t == TopologyOK))
 	if !changed {
@@ -208,7 +214,7 @@ func (k *keeper) run(ctx context.Context) {
 		}
 		t.Stop()
 		k.mu.Lock()
-		mode, idle := k.mode, k.mode == keepNothing && k.topology == TopologyUnknown
+		mode, idle := k.mode, k.mode == keepNothing && !k.missed
 		k.mu.Unlock()
 		if c, _, _ := k.link.current(); c == nil || idle {
 			continue
@@ -268,14 +274,16 @@ func (k *keeper) lookAt(ctx context.Context, c *conn, mode int) error {
 		k.found()
 		k.mu.Lock()
 		doubted := mode != keepDeclared && time.Now().Before(k.doubt)
+		// With nothing to keep, only what was missed was looked for: that says nothing of anything else.
+		doubted = doubted || mode == keepNothing && !k.missed
 		k.mu.Unlock()
 		if !doubted {
-			k.set(good, nil)
+			k.set(good, nil, false)
 		}
 	case errors.As(err, &mismatch):
-		k.set(TopologyDifferent, err)
+		k.set(TopologyDifferent, err, mode == keepNothing)
 	case errors.Is(err, ErrTopology):
-		k.set(TopologyMissing, err)
+		k.set(TopologyMissing, err, mode == keepNothing)
 	default:
 		err = fmt.Errorf("%w: %w", ErrNotConnected, err)
 	}
@@ -288,14 +296,14 @@ func (k *keeper) declare(ctx context.Context, c *conn) error {
 	}
 	exchanges, queues, bindings := layout(k.cfg.DelayTiers)
 	return k.onChannel(c, func(ch *amqp.Channel) error {
-		for _, e := range exchanges {
-			if err := ch.ExchangeDeclare(e.name, e.kind, true, false, false, false, nil); err != nil {
-				return refused(e.name, err)
-			}
-		}
 		for _, q := range queues {
 			if _, err := ch.QueueDeclare(q.name, true, false, false, false, q.args); err != nil {
 				return refused(q.name, err)
+			}
+		}
+		for _, e := range exchanges {
+			if err := ch.ExchangeDeclare(e.name, e.kind, true, false, false, false, nil); err != nil {
+				return refused(e.name, err)
 			}
 		}
 		for _, b := range bindings {

@@ -1,16 +1,11 @@
 package sale
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"sort"
 	"strings"
 	"time"
-
-	"go.yaml.in/yaml/v3"
 
 	"seckill/pkg/order"
 )
@@ -35,27 +30,27 @@ const (
 // Sale is a plan. Times and durations stay the text that was written until they are asked for, so
 // that a bad one is reported together with everything else that is wrong.
 type Sale struct {
-	ID             string              `json:"id" yaml:"id"`
-	Name           string              `json:"name" yaml:"name"`
-	StartsAt       string              `json:"starts_at" yaml:"starts_at"`             // RFC 3339 with offset
-	EndsAt         string              `json:"ends_at" yaml:"ends_at"`                 // RFC 3339 with offset
-	PerUserLimit   int                 `json:"per_user_limit" yaml:"per_user_limit"`   // units one user may hold
-	PaymentTimeout string              `json:"payment_timeout" yaml:"payment_timeout"` // "15m"; one of the delay tiers
-	Currency       string              `json:"currency" yaml:"currency"`               // ISO 4217
-	Qualification  string              `json:"qualification" yaml:"qualification"`     // none (default) or list
-	Buckets        int                 `json:"buckets" yaml:"buckets"`                 // 1 (default) to 1024
-	Items          []Item              `json:"items" yaml:"items"`
-	RegionFallback map[string][]string `json:"region_fallback,omitempty" yaml:"region_fallback,omitempty"`
-	RefundAfterEnd string              `json:"refund_after_end" yaml:"refund_after_end"` // national (default) or region
+	ID             string              `json:"id"`
+	Name           string              `json:"name"`
+	StartsAt       string              `json:"starts_at"`       // RFC 3339 with offset
+	EndsAt         string              `json:"ends_at"`         // RFC 3339 with offset
+	PerUserLimit   int                 `json:"per_user_limit"`  // units one user may hold
+	PaymentTimeout string              `json:"payment_timeout"` // "15m"; one of the delay tiers
+	Currency       string              `json:"currency"`        // ISO 4217
+	Qualification  string              `json:"qualification"`   // none (default) or list
+	Buckets        int                 `json:"buckets"`         // 1 (default) to 1024
+	Items          []Item              `json:"items"`
+	RegionFallback map[string][]string `json:"region_fallback,omitempty"`
+	RefundAfterEnd string              `json:"refund_after_end"` // national (default) or region
 	// Shadow marks a rehearsal: it never touches the inventory. Not a field of sale.yaml.
-	Shadow bool `json:"shadow,omitempty" yaml:"-"`
+	Shadow bool `json:"shadow,omitempty"`
 }
 
 // Item is one sku of a sale.
 type Item struct {
-	SKU        string         `json:"sku_id" yaml:"sku_id"`
-	PriceMinor int64          `json:"price_minor" yaml:"price_minor"` // minor units of the sale's currency
-	Pools      map[string]int `json:"pools" yaml:"pools"`             // units per pool
+	SKU        string         `json:"sku_id"`
+	PriceMinor int64          `json:"price_minor"` // minor units of the sale's currency
+	Pools      map[string]int `json:"pools"`       // units per pool
 }
 
 // Problem is one thing that is wrong with a plan.
@@ -74,49 +69,6 @@ func (p Problems) Error() string {
 		parts[i] = one.Field + ": " + one.Detail
 	}
 	return "invalid sale: " + strings.Join(parts, "; ")
-}
-
-// DecodeYAML reads a sale.yaml: exactly one document, no unknown or repeated keys, numbers that are
-// whole where a whole number is meant. It does not validate the values.
-func DecodeYAML(r io.Reader) (Sale, error) {
-	raw, err := io.ReadAll(io.LimitReader(r, MaxYAMLSize+1))
-	if err != nil {
-		return Sale{}, fmt.Errorf("read sale: %w", err)
-	}
-	if len(raw) > MaxYAMLSize {
-		return Sale{}, fmt.Errorf("read sale: more than %d bytes", MaxYAMLSize)
-	}
-	var node yaml.Node
-	probe := yaml.NewDecoder(bytes.NewReader(raw))
-	if err := probe.Decode(&node); err != nil {
-		return Sale{}, fmt.Errorf("decode sale: %w", err)
-	}
-	if err := probe.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return Sale{}, errors.New("decode sale: more than one document")
-	}
-	// The library cuts 1.5 to 1 when the target is an integer.
-	if err := refuseFractions(&node); err != nil {
-		return Sale{}, err
-	}
-	dec := yaml.NewDecoder(bytes.NewReader(raw))
-	dec.KnownFields(true)
-	var s Sale
-	if err := dec.Decode(&s); err != nil {
-		return Sale{}, fmt.Errorf("decode sale: %w", err)
-	}
-	return s, nil
-}
-
-func refuseFractions(n *yaml.Node) error {
-	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!float" {
-		return fmt.Errorf("decode sale: line %d: %s is not a whole number", n.Line, n.Value)
-	}
-	for _, c := range n.Content {
-		if err := refuseFractions(c); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // WithDefaults fills what may be left out.
@@ -234,9 +186,12 @@ func (s Sale) validateItems(add func(field, format string, args ...any)) map[str
 			add(at+".sku_id", "%s stands twice", item.SKU)
 		}
 		seen[item.SKU] = true
-		if item.PriceMinor < 0 {
+		switch {
+		case item.PriceMinor == absent:
+			add(at+".price_minor", "has to be given, 0 included")
+		case item.PriceMinor < 0:
 			add(at+".price_minor", "must not be negative")
-		} else if s.PerUserLimit >= 1 {
+		case s.PerUserLimit >= 1:
 			if _, err := order.Total(item.PriceMinor, s.PerUserLimit); err != nil {
 				add(at+".price_minor", "times per_user_limit does not fit into 64 bits")
 			}
@@ -248,7 +203,9 @@ func (s Sale) validateItems(add func(field, format string, args ...any)) map[str
 			if !order.ValidPool(pool) {
 				add(at+".pools", "%q: a pool is 1 to %d of a-z0-9_-", pool, order.MaxPool)
 			}
-			if n := item.Pools[pool]; n < 0 || n > MaxUnits {
+			if n := item.Pools[pool]; n == absent {
+				add(at+".pools."+pool, "its units have to be given, 0 included")
+			} else if n < 0 || n > MaxUnits {
 				add(at+".pools."+pool, "must be 0 to %d units", MaxUnits)
 			}
 			pools[pool] = true

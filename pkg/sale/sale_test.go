@@ -90,6 +90,42 @@ func TestEndHasToBeAfterStart(t *testing.T) {
 	}
 }
 
+// 0100 is 64 to YAML, and a price that was forgotten would be 0.
+func TestNumbersAreDecimalDigitsAndThere(t *testing.T) {
+	for _, field := range []string{"per_user_limit: 2", "buckets: 4", "price_minor: 199900", "beijing: 100", "national: 900"} {
+		key, _, _ := strings.Cut(field, ": ")
+		for _, number := range []string{"0100", "0x10", "0o10", "0b1", "1_000", "1e3", "1.0", "+5", `"5"`, "'5'", `!!int "5"`, "!!int 5", ".inf", "[5]", "99999999999999999999"} {
+			text := strings.Replace(good, field, key+": "+number, 1)
+			if s, err := sale.DecodeYAML(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), "line ") {
+				t.Errorf("%s: %s: %v, accepted as %+v", key, number, err, s)
+			}
+		}
+	}
+	for field, text := range map[string]string{
+		"per_user_limit":         strings.Replace(good, "per_user_limit: 2\n", "", 1),
+		"items[0].price_minor":   strings.Replace(good, "    price_minor: 199900\n", "", 1),
+		"items[0].pools.beijing": strings.Replace(good, "beijing: 100", "beijing: ", 1),
+	} {
+		s, err := sale.DecodeYAML(strings.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var p sale.Problems
+		if err := s.WithDefaults().Validate(nil); !errors.As(err, &p) || len(p) != 1 || p[0].Field != field {
+			t.Errorf("without %s: %v", field, err)
+		}
+	}
+	_, err := sale.DecodeYAML(strings.NewReader(strings.NewReplacer("limit: 2", "limit: 0x2", "buckets: 4", "buckets: 04").Replace(good)))
+	if err == nil || !strings.Contains(err.Error(), "line 6: 0x2 ") || !strings.Contains(err.Error(), "line 9: 04 ") {
+		t.Errorf("not both are named: %v", err)
+	}
+	// Free is what somebody says is free; a text may look like any number.
+	s, err := sale.DecodeYAML(strings.NewReader(strings.NewReplacer("price_minor: 199900", "price_minor: 0", "id: phone-1", "id: 0x10").Replace(good)))
+	if err != nil || s.WithDefaults().Validate(nil) != nil || s.Items[0].SKU != "0x10" {
+		t.Errorf("%v %+v", err, s)
+	}
+}
+
 func TestPlanIsDecodedStrictly(t *testing.T) {
 	for name, text := range map[string]string{
 		"unknown key":    good + "colour: red\n",

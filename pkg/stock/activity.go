@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"seckill/pkg/order"
 )
 
@@ -147,7 +149,8 @@ func (a *Activity) each(f func(bucket int) *scriptCmd) []*scriptCmd {
 }
 
 // Announce makes a sale known in every bucket, without stock. Buckets that are warm stay as they
-// are; cold ones are written again, which is how an edit or a lost hash reaches Redis.
+// are; cold ones are written again, which is how an edit or a lost hash reaches Redis. A sale that is
+// settled, or was deleted, is not made known again.
 func (c *Client) Announce(ctx context.Context, a *Activity) error {
 	if err := a.validate(); err != nil {
 		return fmt.Errorf("announce activity: %w", err)
@@ -157,9 +160,10 @@ func (c *Client) Announce(ctx context.Context, a *Activity) error {
 		return err
 	}
 	calls := a.each(func(b int) *scriptCmd {
-		return c.scripts.announce.call([]string{c.keys(a.ID, b).activity()}, f...)
+		k := c.keys(a.ID, b)
+		return c.scripts.announce.call([]string{k.activity(), k.end()}, f...)
 	})
-	return c.runAll(ctx, "announce activity "+a.ID, calls, map[string]error{"warm": nil})
+	return c.runAll(ctx, "announce activity "+a.ID, calls, map[string]error{"warm": nil, "settled": nil})
 }
 
 // PrepareWarm writes catalogue and stock of a warm-up attempt into every bucket, closed (R9): nothing
@@ -179,11 +183,12 @@ func (c *Client) PrepareWarm(ctx context.Context, a *Activity, number uint64, am
 			}
 		}
 	}
-	return c.prepare(ctx, "warm", a, number, split)
+	return c.prepare(ctx, "warm", a, number, split, nil)
 }
 
-// prepare writes catalogue and stock into every bucket, closed. mode is warm or rebuild.
-func (c *Client) prepare(ctx context.Context, mode string, a *Activity, number uint64, amounts []map[string]map[string]int) error {
+// prepare writes catalogue and stock into every bucket, closed. mode is warm or rebuild; added are
+// operations of AddStock that the amounts hold already.
+func (c *Client) prepare(ctx context.Context, mode string, a *Activity, number uint64, amounts []map[string]map[string]int, added []Added) error {
 	if err := a.validate(); err != nil {
 		return fmt.Errorf("%s activity: %w", mode, err)
 	}
@@ -210,7 +215,11 @@ func (c *Client) prepare(ctx context.Context, mode string, a *Activity, number u
 			}
 		}
 		args[1] = strconv.Itoa(len(keys) - 2)
-		calls[b] = c.scripts.warmPrepare.call(keys, slices.Concat(args, f)...)
+		args = slices.Concat(args, f)
+		for _, add := range added {
+			args = append(args, "op:"+add.Op, strconv.Itoa(Share(add.Units, b, a.buckets())))
+		}
+		calls[b] = c.scripts.warmPrepare.call(keys, args...)
 	}
 	return c.runAll(ctx, mode+" activity "+a.ID, calls,
 		map[string]error{"already": ErrAlreadyWarm, "stale": ErrStaleWarm, "ended": ErrEnded})
@@ -257,6 +266,24 @@ func (c *Client) End(ctx context.Context, a *Activity, endsAt time.Time) error {
 		return c.scripts.end.call([]string{k.activity(), k.end()}, millis(endsAt))
 	})
 	return c.runAll(ctx, "end activity "+a.ID, calls, map[string]error{"settled": nil})
+}
+
+// Unmark removes end markers that nobody should have written. Only a rebuild may call it, and only while
+// MySQL cannot record the sale's end.
+func (c *Client) Unmark(ctx context.Context, a *Activity) error {
+	cmds := make([]redis.Cmder, a.buckets())
+	for b := range cmds {
+		cmds[b] = redis.NewIntCmd(context.Background(), "unlink", c.keys(a.ID, b).end())
+	}
+	if err := c.submit(ctx, cmds...); err != nil {
+		return fmt.Errorf("remove end markers of activity %s: %w", a.ID, err)
+	}
+	for _, cmd := range cmds {
+		if err := cmd.Err(); err != nil {
+			return fmt.Errorf("remove end markers of activity %s: %w", a.ID, c.classify(err))
+		}
+	}
+	return nil
 }
 
 // Qualify lets users take part. Call it with any number of users. ErrEnded: the sale is settled.

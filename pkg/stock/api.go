@@ -86,6 +86,9 @@ type Release struct {
 	Reason   string
 	// Withhold frees record and limit but does not put the units back on sale (R7).
 	Withhold bool
+	// Over says that nothing is sold from this sale any more: the record gets its final state, whatever
+	// became of the stock key, the limit and the record's content.
+	Over bool
 	// RefundDue marks the record: money arrived that has to go back.
 	RefundDue bool
 }

@@ -48,7 +48,11 @@ type Config struct {
 	PoolTimeout  time.Duration `mapstructure:"pool_timeout"`  // default 500ms; wait for a connection
 	Flushers     int           `mapstructure:"flushers"`      // default 2; pipelines in flight at once
 	PipelineSize int           `mapstructure:"pipeline_size"` // default 128; commands per pipeline
+	PipelinePace time.Duration `mapstructure:"pipeline_pace"` // default 2ms between pipelines of a crowd's reservations; negative: none
 }
+
+// maxPace bounds PipelinePace: buyers wait for it.
+const maxPace = 100 * time.Millisecond
 
 func (c Config) withDefaults() Config {
 	if c.Mode == "" {
@@ -74,6 +78,7 @@ func (c Config) withDefaults() Config {
 	if c.PipelineSize == 0 {
 		c.PipelineSize = 128
 	}
+	def(&c.PipelinePace, 2*time.Millisecond)
 	return c
 }
 
@@ -100,6 +105,9 @@ func (c Config) Validate() error {
 		c.DialTimeout < 0 || c.ReadTimeout < 0 || c.PoolTimeout < 0 {
 		return errors.New("redis: negative number in the configuration")
 	}
+	if c.PipelinePace > maxPace {
+		return fmt.Errorf("redis: pipeline_pace %s is more than %s: a crowd's reservations wait for it", c.PipelinePace, maxPace)
+	}
 	return nil
 }
 
@@ -112,6 +120,7 @@ type Client struct {
 	scripts scripts
 
 	queue    chan *item    // what waits for a flusher
+	gate     gate          // one flusher gathers at a time
 	closing  chan struct{} // no new work
 	stopped  atomic.Bool   // flushers have gone: nothing that is still queued will run
 	flushers sync.WaitGroup

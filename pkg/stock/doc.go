@@ -23,8 +23,9 @@
 //
 // Calls do not own a connection. They are queued, and a fixed number of flushers sends what waits, up
 // to PipelineSize commands in one round trip; an idle flusher takes a call at once, so nobody waits for
-// a batch to fill. Each call gets its own answer and its own error. A caller whose context ends leaves:
-// with ErrUnavailable if his command was not sent yet (it never will be), else with ErrUnknownOutcome.
+// a batch to fill. In a crowd of reservations pipelines start PipelinePace apart. Each call gets its own
+// answer and its own error. A caller whose context ends leaves: with ErrUnavailable if his command was
+// not sent yet (it never will be), else with ErrUnknownOutcome.
 //
 // # Errors
 //

@@ -12,6 +12,7 @@ type metrics struct {
 	retries  prometheus.Counter
 	commands prometheus.Histogram
 	seconds  prometheus.Histogram
+	asks     prometheus.Histogram
 	reg      prometheus.Registerer
 	own      []prometheus.Collector
 }
@@ -35,7 +36,11 @@ func (c *Client) register(reg prometheus.Registerer) error {
 		Name: "seckill_redis_pipeline_seconds", Help: "Duration of a pipeline's round trip.",
 		Buckets: []float64{.0002, .0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 2.5},
 	})
-	m.own = []prometheus.Collector{m.retries, m.commands, m.seconds, poolStats{c.rdb}}
+	m.asks = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "seckill_redis_reserve_requests", Help: "Reservations decided by one script call.",
+		Buckets: []float64{1, 2, 4, 8, 16, 32},
+	})
+	m.own = []prometheus.Collector{m.retries, m.commands, m.seconds, m.asks, poolStats{c.rdb}}
 	if reg == nil {
 		return nil
 	}

@@ -176,15 +176,15 @@ func (c *Client) waiting(ctx context.Context, key, activity string, bucket int, 
 	if err != nil {
 		err = fail(err)
 	}
-	if derr := c.digests(ctx, recs); derr != nil {
+	if derr := c.Digests(ctx, recs); derr != nil {
 		return nil, fail(derr)
 	}
 	return recs, err
 }
 
-// digests fills in what the idempotency keys say; only outbox entries need it (their message carries
-// it), so the record does not hold it twice.
-func (c *Client) digests(ctx context.Context, recs []Record) error {
+// Digests fills in what the idempotency keys say of orders that are reserved; only what is published needs
+// it, so the record does not hold it twice.
+func (c *Client) Digests(ctx context.Context, recs []Record) error {
 	var reads []redis.Cmder
 	var at []int
 	for i, r := range recs {

@@ -67,6 +67,17 @@ func parseRecord(id order.ID, status, o, x string) (Record, error) {
 	if r.Quantity, err = strconv.Atoi(f[3]); err != nil {
 		return bad("quantity")
 	}
+	if err := r.parseFrozen(x); err != nil {
+		return Record{}, err
+	}
+	return r, nil
+}
+
+// parseFrozen reads what the reservation fixed for good.
+func (r *Record) parseFrozen(x string) error {
+	bad := func(what string) error {
+		return fmt.Errorf("read record of order %s: %w: %s", r.ID, ErrCorrupt, what)
+	}
 	var g [6]string
 	if !split(x, g[:]) {
 		return bad("frozen fields")
@@ -89,7 +100,7 @@ func parseRecord(id order.ID, status, o, x string) (Record, error) {
 	r.PaymentTimeout = time.Duration(timeout) * time.Millisecond
 	r.ReservedAt = time.UnixMilli(at).UTC()
 	r.PayBefore = r.ReservedAt.Add(r.PaymentTimeout)
-	return r, nil
+	return nil
 }
 
 // parseHash reads a whole record or receipt.

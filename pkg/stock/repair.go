@@ -20,6 +20,8 @@ var ErrChanged = errors.New("bucket changed since it was read")
 type Snapshot struct {
 	Bucket  int
 	Version string
+	Warm    uint64                    // whose stock it is; 0: only announced
+	Open    bool                      // nothing is sold from a closed bucket, and nothing in it may be compared
 	Stock   map[string]map[string]int // sku → pool → units; a missing key is absent
 	Waiting []order.ID
 	Parked  []order.ID
@@ -45,11 +47,26 @@ func (c *Client) Version(ctx context.Context, activity string, bucket int) (stri
 // from Records or EachRecord, read after the version.
 func (c *Client) Snapshot(ctx context.Context, a *Activity, bucket int) (Snapshot, error) {
 	s := Snapshot{Bucket: bucket, Stock: make(map[string]map[string]int)}
-	var err error
-	if s.Version, err = c.Version(ctx, a.ID, bucket); err != nil {
-		return Snapshot{}, err
-	}
 	k := c.keys(a.ID, bucket)
+	hash := redis.NewSliceCmd(context.Background(), "hmget", k.activity(), "version", "warm", "open")
+	err := c.submit(ctx, hash)
+	if err == nil {
+		err = hash.Err()
+	}
+	if err != nil {
+		return Snapshot{}, fmt.Errorf("read version of activity %s bucket %d: %w", a.ID, bucket, err)
+	}
+	fields := make([]string, 3)
+	for i, v := range hash.Val() {
+		fields[i], _ = v.(string)
+	}
+	if fields[0] == "" {
+		return Snapshot{}, fmt.Errorf("read version of activity %s bucket %d: %w", a.ID, bucket, ErrActivityNotFound)
+	}
+	if s.Warm, err = strconv.ParseUint(fields[1], 10, 64); err != nil {
+		return Snapshot{}, fmt.Errorf("read version of activity %s bucket %d: %w: warm", a.ID, bucket, ErrCorrupt)
+	}
+	s.Version, s.Open = fields[0], s.Warm > 0 && fields[2] == fields[1]
 	for _, item := range a.Items {
 		for pool := range item.Pools {
 			cmd := get(k.stock(item.SKU, pool))
@@ -177,12 +194,25 @@ func (r Record) fields() ([]string, error) {
 // that MySQL or a dead letter holds, Qualify, OpenWarm, SetPaused; all under the pool rows' locks, with the
 // sale paused and the queues drained by the caller.
 
+// Added is an operation of AddStock.
+type Added struct {
+	Op    string
+	Units int
+}
+
+// maxAdded bounds what one script call carries.
+const maxAdded = 2000
+
 // PrepareRebuild closes every bucket under a number later than any warm-up's, with the catalogue
 // (paused, and with its new epoch, as a says) and the stock given for each bucket, sku and pool. It is
-// the only way to overwrite live stock. ErrStaleWarm: a later attempt was here; ErrAlreadyWarm: this
+// the only way to overwrite live stock. added are the operations of AddStock that the amounts hold
+// already: one that comes late adds nothing. ErrStaleWarm: a later attempt was here; ErrAlreadyWarm: this
 // one was opened already; ErrEnded: the sale is settled.
-func (c *Client) PrepareRebuild(ctx context.Context, a *Activity, number uint64, amounts []map[string]map[string]int) error {
-	return c.prepare(ctx, "rebuild", a, number, amounts)
+func (c *Client) PrepareRebuild(ctx context.Context, a *Activity, number uint64, amounts []map[string]map[string]int, added []Added) error {
+	if len(added) > maxAdded {
+		return fmt.Errorf("rebuild activity %s: %w: %d additions of stock", a.ID, ErrInvalid, len(added))
+	}
+	return c.prepare(ctx, "rebuild", a, number, amounts, added)
 }
 
 // WipeRebuild removes what an earlier life left in the buckets of a rebuild: records, limits,

@@ -5,13 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"seckill/pkg/order"
 )
 
-// Reserve takes units for one order, in one script call that shares its round trip with whatever
-// else is under way. The bucket is the one in the order id.
+// Reserve takes units for one order. Whoever asks at the same time shares the round trip, and within
+// a bucket the script call (see batch), but never the outcome. The bucket is the one in the order id.
 //
 // The same order id, or the same idempotency key with the same digest, gets the first answer again
 // with Replay set. An idempotency key whose order is gone never reserves again: ErrArchived.
@@ -20,40 +21,44 @@ import (
 // *LimitError, ErrSoldOut, ErrKeyReused, ErrInvalid, ErrCorrupt (nothing was taken in all of these);
 // ErrUnavailable (nothing was taken), ErrUnknownOutcome (ask for the order id).
 func (c *Client) Reserve(ctx context.Context, r Reservation) (Reserved, error) {
-	out, err := c.reserve(ctx, r)
+	out, err := c.reserve(ctx, &r)
 	if err != nil {
 		return Reserved{}, fmt.Errorf("reserve order %s: %w", r.ID, err)
 	}
 	return out, nil
 }
 
-func (c *Client) reserve(ctx context.Context, r Reservation) (Reserved, error) {
+func (c *Client) reserve(ctx context.Context, r *Reservation) (Reserved, error) {
 	if err := r.validate(); err != nil {
 		return Reserved{}, err
 	}
-	digest := ""
+	want := ask{r: r}
 	if r.IdemKey != "" {
-		digest = packDigest(r.IdemDigest)
+		want.digest = packDigest(r.IdemDigest)
 	}
-	cmd := c.reserveCall(r, strconv.Itoa(r.Quantity), digest)
-	if err := c.submit(ctx, cmd); err != nil {
+	if err := c.run(ctx, &item{ask: &want, work: 1}); err != nil {
 		return Reserved{}, err
 	}
-	reply, err := cmd.reply()
+	return c.outcome(ctx, &want)
+}
+
+// outcome reads what the script answered to one reservation.
+func (c *Client) outcome(ctx context.Context, want *ask) (Reserved, error) {
+	r := want.r
+	if want.err != nil {
+		return Reserved{}, want.err
+	}
+	if code, ok := want.reply.(string); ok {
+		if pool, ok := strings.CutPrefix(code, "ok|"); ok {
+			return want.reserved(pool)
+		}
+		return Reserved{}, refusal(r, []string{code})
+	}
+	reply, err := texts(want.reply)
 	if err != nil {
 		return Reserved{}, err
 	}
 	switch reply[0] {
-	case "ok":
-		if len(reply) != 3 {
-			return Reserved{}, unknownCode("reserve", reply)
-		}
-		rec, err := parseRecord(r.ID, "r", reply[1], reply[2])
-		if err != nil {
-			return Reserved{}, err
-		}
-		rec.IdemKey, rec.IdemDigest = r.IdemKey, r.IdemDigest
-		return Reserved{Record: rec}, nil
 	case "replay":
 		if len(reply) != 7 {
 			return Reserved{}, unknownCode("reserve", reply)
@@ -81,7 +86,7 @@ func (c *Client) reserve(ctx context.Context, r Reservation) (Reserved, error) {
 
 // replayKey reads the order that the idempotency key was answered with. Its record's key is not
 // known before the script has read the idempotency key, so this takes a second round trip.
-func (c *Client) replayKey(ctx context.Context, r Reservation, ulid string) (Reserved, error) {
+func (c *Client) replayKey(ctx context.Context, r *Reservation, ulid string) (Reserved, error) {
 	id := order.ID{Activity: r.ID.Activity, Bucket: r.ID.Bucket, ULID: ulid}
 	rec, err := c.Order(ctx, id)
 	if errors.Is(err, ErrOrderNotFound) {
@@ -96,7 +101,7 @@ func (c *Client) replayKey(ctx context.Context, r Reservation, ulid string) (Res
 
 // validate refuses what must not get into key names. Quantity is left to the script, which every
 // path goes through.
-func (r Reservation) validate() error {
+func (r *Reservation) validate() error {
 	switch {
 	case !order.ValidUserID(r.User), !order.ValidSKUID(r.SKU):
 		return fmt.Errorf("%w: user or sku", ErrInvalid)
@@ -115,67 +120,8 @@ func (r Reservation) validate() error {
 	return nil
 }
 
-// reserveCall writes all keys into one text and cuts them out of it: this is the hottest path, and
-// so it costs one allocation instead of one per key.
-func (c *Client) reserveCall(r Reservation, quantity, digest string) *scriptCmd {
-	nkeys := 6 + len(r.Pools)
-	if r.IdemKey != "" {
-		nkeys++
-	}
-	var room [1024]byte
-	buf := room[:0]
-	var ends [8]int
-	cuts := ends[:0]
-	bucket := strconv.Itoa(r.ID.Bucket)
-	tag := func(kind string) {
-		buf = append(buf, c.cfg.Prefix...)
-		buf = append(buf, kind...)
-		buf = append(buf, '{')
-		buf = append(buf, r.ID.Activity...)
-		buf = append(buf, ':')
-		buf = append(buf, bucket...)
-		buf = append(buf, '}')
-	}
-	cut := func(parts ...string) {
-		for _, p := range parts {
-			buf = append(buf, p...)
-		}
-		cuts = append(cuts, len(buf))
-	}
-	tag(kindActivity)
-	cut()
-	tag(kindActivity)
-	cut(endSuffix)
-	tag(kindOrder)
-	cut(":", r.ID.Activity, "-", bucket, "-", r.ID.ULID)
-	tag(kindLimit)
-	cut(":", r.User)
-	tag(kindOutbox)
-	cut()
-	tag(kindQualify)
-	cut(":", r.User)
-	for _, p := range r.Pools {
-		tag(kindStock)
-		cut(":", r.SKU, ":", p)
-	}
-	if r.IdemKey != "" {
-		tag(kindIdem)
-		cut(":", r.User, ":", r.IdemKey)
-	}
-	all := string(buf)
-	texts := make([]string, 0, 3+nkeys+7+len(r.Pools))
-	texts = append(texts, "evalsha", c.scripts.reserve.sha, strconv.Itoa(nkeys))
-	from := 0
-	for _, to := range cuts {
-		texts = append(texts, all[from:to])
-		from = to
-	}
-	texts = append(texts, r.ID.ULID, r.User, r.SKU, r.Region, quantity, r.IdemKey, digest)
-	return c.scripts.reserve.prepare(append(texts, r.Pools...))
-}
-
 // refusal maps the script's other codes.
-func refusal(r Reservation, reply []string) error {
+func refusal(r *Reservation, reply []string) error {
 	switch reply[0] {
 	case "invalid":
 		return ErrInvalid

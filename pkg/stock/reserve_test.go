@@ -66,12 +66,16 @@ func TestQuantityThatIsNoSmallPositiveWholeNumberTakesNothing(t *testing.T) { //
 	before := b.dump(a)
 	for _, q := range []string{"-5", "0", "1.5", "2.0", "1e1", "1e2", "0x5", "", " ", "1 ", "+1", "01", "null", "one",
 		"1000001", "1000000000", "9223372036854775808", strings.Repeat("9", 400), "1\n", "٣"} {
-		call := b.reserveCall(b.ask(a, "u", 1), q, "")
+		r := b.ask(a, "u", 1)
+		one := newBatch(r.ID)
+		one.add(&ask{r: &r})
+		call := b.reserveCall(one)
+		*call.Args()[3+7+3].(*string) = q // behind 7 keys: number of offers, sku, region
 		if err := b.submit(ctxFor(t), call); err != nil {
 			t.Fatal(err)
 		}
 		reply, err := call.reply()
-		if err != nil || reply[0] != "invalid" {
+		if err != nil || len(reply) != 2 || reply[1] != "invalid" {
 			t.Errorf("quantity %q: %q, %v", q, reply, err)
 		}
 	}

@@ -2,6 +2,7 @@ package stock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -24,7 +25,8 @@ type Holding struct {
 
 // EachRecord reads every purchase record of an activity, all buckets, in no order. It walks the whole
 // key space in small steps: fit for rehearsals, reports and repairs, not for the buying path. Records
-// that change meanwhile are seen in one of their states; fn may stop the walk with an error.
+// that change meanwhile are seen in one of their states; fn may stop the walk with an error. What is
+// damaged does not hide the rest: the walk goes on, and its error, ErrCorrupt, names the first such keys.
 func (c *Client) EachRecord(ctx context.Context, activity string, fn func(Record) error) error {
 	return c.each(ctx, "seckill:order:", activity, func(bucket int, rest string, h map[string]string) error {
 		id, err := order.ParseID(rest)
@@ -81,6 +83,7 @@ func (c *Client) each(ctx context.Context, kind, activity string, fn func(bucket
 	start := c.cfg.Prefix + kind + "{" + activity + ":"
 	walk := func(ctx context.Context, node redis.Cmdable, seen map[string]bool, fn func(int, string, map[string]string) error) error {
 		var cursor uint64
+		var damaged damage
 		for {
 			names, next, err := node.Scan(ctx, cursor, escapeGlob(start)+"*", scanCount).Result()
 			if err != nil {
@@ -97,14 +100,14 @@ func (c *Client) each(ctx context.Context, kind, activity string, fn func(bucket
 				tag, rest, ok := strings.Cut(strings.TrimPrefix(name, start), "}:")
 				bucket, err := strconv.Atoi(tag)
 				if !ok || err != nil {
-					return fmt.Errorf("key %q of activity %s: %w", name, activity, ErrCorrupt)
+					return ErrCorrupt
 				}
 				return fn(bucket, rest, h)
-			}); err != nil {
+			}, &damaged); err != nil {
 				return err
 			}
 			if cursor = next; cursor == 0 {
-				return nil
+				return damaged.err(activity)
 			}
 		}
 	}
@@ -123,8 +126,19 @@ func (c *Client) each(ctx context.Context, kind, activity string, fn func(bucket
 	})
 }
 
-// readHashes reads the named hashes in one pipeline; those that are gone by now are left out.
-func readHashes(ctx context.Context, node redis.Cmdable, names []string, fn func(name string, h map[string]string) error) error {
+// damage is the names of keys that hold something else than they should.
+type damage []string
+
+func (d damage) err(activity string) error {
+	if len(d) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %d keys of activity %s: %s", ErrCorrupt, len(d), activity, strings.Join(d[:min(len(d), 5)], ", "))
+}
+
+// readHashes reads the named hashes in one pipeline; those that are gone by now are left out. Whatever is no
+// hash, or is ErrCorrupt to fn, is noted as damaged.
+func readHashes(ctx context.Context, node redis.Cmdable, names []string, fn func(name string, h map[string]string) error, damaged *damage) error {
 	if len(names) == 0 {
 		return nil
 	}
@@ -133,14 +147,22 @@ func readHashes(ctx context.Context, node redis.Cmdable, names []string, fn func
 	for i, n := range names {
 		cmds[i] = pipe.HGetAll(ctx, n)
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		return fmt.Errorf("read %d hashes: %w", len(names), err)
-	}
+	_, _ = pipe.Exec(ctx) // each answer has its own error
 	for i, cmd := range cmds {
-		if h := cmd.Val(); len(h) > 0 {
-			if err := fn(names[i], h); err != nil {
-				return err
-			}
+		h, err := cmd.Result()
+		switch {
+		case err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE"):
+			*damaged = append(*damaged, names[i])
+			continue
+		case err != nil:
+			return fmt.Errorf("read %d hashes: %w", len(names), err)
+		case len(h) == 0:
+			continue
+		}
+		if err := fn(names[i], h); errors.Is(err, ErrCorrupt) {
+			*damaged = append(*damaged, names[i])
+		} else if err != nil {
+			return err
 		}
 	}
 	return nil

@@ -22,11 +22,12 @@ func newScript(source string) script {
 
 // scripts holds every script of the client.
 type scripts struct {
-	reserve, confirm, release, park, unpark, refundDue script
-	announce, warmPrepare, warmOpen, pause, end        script
-	qualify, addStock                                  script
-	fence, cleanupRecords, cleanupKeys, settle         script
-	repair, rebuildRecords, rebuildWipe                script
+	reserve, confirm, release, park, unpark     script
+	refundDue, refundReceipt                    script
+	announce, warmPrepare, warmOpen, pause, end script
+	qualify, addStock                           script
+	fence, cleanupRecords, cleanupKeys, settle  script
+	repair, rebuildRecords, rebuildWipe         script
 }
 
 func loadScripts() scripts {
@@ -36,7 +37,6 @@ func loadScripts() scripts {
 		release:     newScript(lua.Release),
 		park:        newScript(lua.Park),
 		unpark:      newScript(lua.Unpark),
-		refundDue:   newScript(lua.RefundDue),
 		announce:    newScript(lua.Announce),
 		warmPrepare: newScript(lua.WarmPrepare),
 		warmOpen:    newScript(lua.WarmOpen),
@@ -44,6 +44,9 @@ func loadScripts() scripts {
 		end:         newScript(lua.End),
 		qualify:     newScript(lua.Qualify),
 		addStock:    newScript(lua.AddStock),
+
+		refundDue:     newScript(lua.RefundDue),
+		refundReceipt: newScript(lua.RefundReceipt),
 
 		fence:          newScript(lua.Fence),
 		cleanupRecords: newScript(lua.CleanupRecords),
@@ -92,9 +95,14 @@ func (s *scriptCmd) reply() ([]string, error) {
 	if err := s.Err(); err != nil {
 		return nil, err
 	}
-	list, ok := s.Val().([]any)
+	return texts(s.Val())
+}
+
+// texts reads an array of texts.
+func texts(reply any) ([]string, error) {
+	list, ok := reply.([]any)
 	if !ok || len(list) == 0 {
-		return nil, fmt.Errorf("script answered %T", s.Val())
+		return nil, fmt.Errorf("script answered %T", reply)
 	}
 	out := make([]string, len(list))
 	for i, v := range list {

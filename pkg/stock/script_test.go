@@ -62,7 +62,7 @@ func TestEveryScriptSaysWhatItDoesAndNeverWalksTheKeySpace(t *testing.T) {
 func TestUnknownAnswersAreErrors(t *testing.T) {
 	t.Parallel()
 	for _, reply := range [][]string{{"yes"}, {"ok", "x"}, {"not_started"}, {"not_started", "a", "b"}, {""}} {
-		if err := refusal(Reservation{}, reply); err == nil || !strings.Contains(err.Error(), "unknown code") {
+		if err := refusal(&Reservation{}, reply); err == nil || !strings.Contains(err.Error(), "unknown code") {
 			t.Errorf("%q: %v", reply, err)
 		}
 	}

@@ -84,47 +84,63 @@ func TestScriptsSurviveFlushesOfTheScriptCache(t *testing.T) { // O06 a, b
 	}
 }
 
+// A reservation is one script call when it comes alone; those that come together share calls.
 func TestOneEvalshaAndNoScriptUploadPerReservation(t *testing.T) {
 	t.Parallel()
 	b := benchOn(t, Config{Addrs: []string{testkit.StartRedis(t).Addr}, Prefix: "t:", ReadTimeout: patience})
 	a := b.open(newSale("calls", map[string]int{"national": 2000}))
 	b.must(b.ask(a, "first", 1)) // uploads the script
-	if err := b.raw.ConfigResetStat(ctxFor(t)).Err(); err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	for i := range 300 {
-		wg.Go(func() {
-			if _, err := b.Reserve(ctxFor(t), b.ask(a, fmt.Sprintf("u%d", i), 1)); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	info, err := b.raw.Info(ctxFor(t), "commandstats").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	calls, inside := make(map[string]int), 0
-	for line := range strings.Lines(info) {
-		name, rest, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
-		if !ok {
-			continue
+	count := func(n int, buy func(r Reservation)) (scripts int) {
+		t.Helper()
+		if err := b.raw.ConfigResetStat(ctxFor(t)).Err(); err != nil {
+			t.Fatal(err)
 		}
-		n, err := strconv.Atoi(rest[:strings.IndexByte(rest, ',')])
+		for i := range n {
+			buy(b.ask(a, fmt.Sprintf("of-%d-number-%d", n, i), 1))
+		}
+		info, err := b.raw.Info(ctxFor(t), "commandstats").Result()
 		if err != nil {
 			t.Fatal(err)
 		}
-		calls[name] = n
-		if !slices.Contains([]string{"evalsha", "eval", "info", "hello", "ping", "client|setinfo", "config|resetstat"}, name) {
-			inside += n
+		calls, inside := make(map[string]int), 0
+		for line := range strings.Lines(info) {
+			name, rest, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
+			if !ok {
+				continue
+			}
+			n, err := strconv.Atoi(rest[:strings.IndexByte(rest, ',')])
+			if err != nil {
+				t.Fatal(err)
+			}
+			calls[name] = n
+			if !slices.Contains([]string{"evalsha", "eval", "info", "hello", "ping", "client|setinfo", "config|resetstat"}, name) {
+				inside += n
+			}
 		}
+		if calls["eval"] != 0 || calls["script|load"] != 0 {
+			t.Errorf("scripts were uploaded: %v", calls)
+		}
+		if per := float64(inside) / float64(n); per > 12 {
+			t.Errorf("%.1f commands for each reservation: %v", per, calls)
+		}
+		return calls["evalsha"]
 	}
-	if calls["evalsha"] != 300 || calls["eval"] != 0 || calls["script|load"] != 0 {
-		t.Errorf("calls %v", calls)
+	if n := count(20, func(r Reservation) { b.must(r) }); n != 20 {
+		t.Errorf("%d calls for 20 reservations one after the other", n)
 	}
-	if per := float64(inside) / 300; per > 12 {
-		t.Errorf("%.1f commands inside each script: %v", per, calls)
+	var crowd []Reservation
+	n := count(300, func(r Reservation) {
+		if crowd = append(crowd, r); len(crowd) < 300 {
+			return
+		}
+		for _, got := range b.together(crowd...) {
+			if got.err != nil {
+				t.Error(got.err)
+			}
+		}
+	})
+	if n != 10 { // 32 in each
+		t.Errorf("%d calls for 300 reservations that came together", n)
 	}
 }
 
@@ -206,16 +222,21 @@ func TestAllKeysOfAScriptShareOneSlot(t *testing.T) { // O06 c
 		t.Error("buckets do not spread over slots")
 	}
 	// The hot path builds its keys in one piece; they are the same ones.
-	r := Reservation{ID: id, User: "u", SKU: "sku-1", Region: "beijing", Pools: []string{"beijing", "national"}, Quantity: 1, IdemKey: "k", IdemDigest: "d"}
-	args := b.reserveCall(r, "1", "=d").Args()
-	want := []string{k.activity(), k.end(), k.order(id), k.limit("u"), k.outbox(), k.qualify("u"), k.stock("sku-1", "beijing"), k.stock("sku-1", "national"), k.idem("u", "k"),
-		id.ULID, "u", "sku-1", "beijing", "1", "k", "=d", "beijing", "national"}
+	pools := []string{"beijing", "national"}
+	id2 := order.ID{Activity: "spring-sale", Bucket: 12, ULID: "01JDXQ7K9W00000000000000AC"}
+	two := newBatch(id)
+	two.add(&ask{r: &Reservation{ID: id, User: "u", SKU: "sku-1", Region: "beijing", Pools: pools, Quantity: 1, IdemKey: "k", IdemDigest: "d"}, digest: "=d"})
+	two.add(&ask{r: &Reservation{ID: id2, User: "v", SKU: "sku-1", Region: "beijing", Pools: pools, Quantity: 1}})
+	args := b.reserveCall(two).Args()
+	want := []string{k.activity(), k.end(), k.outbox(), k.stock("sku-1", "beijing"), k.stock("sku-1", "national"),
+		k.order(id), k.limit("u"), k.qualify("u"), k.idem("u", "k"), k.order(id2), k.limit("v"), k.qualify("v"),
+		"1", "sku-1", "beijing", "1", "2", "beijing", "national", id.ULID, "u", "1", "k", "=d", id2.ULID, "v", "1", "", ""}
 	for i, w := range want {
 		if got := *args[3+i].(*string); got != w {
 			t.Errorf("argument %d is %q, want %q", i, got, w)
 		}
 	}
-	if *args[2].(*string) != "9" || len(args) != 3+len(want) {
+	if *args[2].(*string) != "12" || len(args) != 3+len(want) {
 		t.Errorf("%d arguments", len(args))
 	}
 }

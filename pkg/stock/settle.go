@@ -292,3 +292,64 @@ func (c *Client) KeysLeft(ctx context.Context, a *Activity) (map[string]int, err
 	}
 	return out, nil
 }
+
+// Trim removes what an earlier plan of a draft has left: buckets that the sale does not have, stock of pools
+// that it does not have, and qualifications that lie in other buckets than their users'. Call it while
+// nobody can warm the sale; it walks the key space.
+func (c *Client) Trim(ctx context.Context, a *Activity) error {
+	pools := make(map[string]bool)
+	for _, item := range a.Items {
+		for pool := range item.Pools {
+			pools[item.SKU+":"+pool] = true
+		}
+	}
+	stale := map[string]func(bucket int, rest string) bool{
+		kindStock:   func(bucket int, rest string) bool { return bucket >= a.buckets() || !pools[rest] },
+		kindQualify: func(bucket int, rest string) bool { return order.Bucket(rest, a.buckets()) != bucket },
+	}
+	for kind, is := range stale {
+		if err := c.eachKey(ctx, kind, a.ID, func(bucket int, rest []string) error {
+			var names []string
+			for _, r := range rest {
+				if is(bucket, r) {
+					names = append(names, r)
+				}
+			}
+			return c.unlink(ctx, c.full(kind, a.ID, bucket, names))
+		}); err != nil {
+			return fmt.Errorf("trim activity %s: %w", a.ID, err)
+		}
+	}
+	// Hashes have nothing behind their tag, so they are named one by one: there is no marker, nor anything
+	// else, of a bucket that was only ever announced.
+	for b := a.buckets(); b < order.MaxBuckets; b += 64 {
+		var names []string
+		for n := b; n < min(b+64, order.MaxBuckets); n++ {
+			names = append(names, c.keys(a.ID, n).activity())
+		}
+		if err := c.unlink(ctx, names); err != nil {
+			return fmt.Errorf("trim activity %s: %w", a.ID, err)
+		}
+	}
+	return nil
+}
+
+// unlink removes keys, each in a call of its own: they may lie on different nodes of a cluster.
+func (c *Client) unlink(ctx context.Context, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	cmds := make([]redis.Cmder, len(names))
+	for i, n := range names {
+		cmds[i] = redis.NewIntCmd(context.Background(), "unlink", n)
+	}
+	if err := c.submit(ctx, cmds...); err != nil {
+		return err
+	}
+	for _, cmd := range cmds {
+		if err := cmd.Err(); err != nil {
+			return err //nolint:wrapcheck // wrapped by the caller
+		}
+	}
+	return nil
+}

@@ -160,11 +160,29 @@ func TestCleanupFollowsTheOrderAndLeavesReceipts(t *testing.T) { // design §6 s
 			t.Errorf("order %s: %+v, %v", r, x, err)
 		}
 	}
-	if err := b.MarkRefundDue(ctx, paid[0].ID); err != nil { // a refund after the end
+	if err := b.MarkRefundDue(ctx, paid[0].ID); err != nil { // paid twice
 		t.Fatal(err)
 	}
 	if x, err := b.Order(ctx, paid[0].ID); err != nil || !x.RefundDue || x.Status != order.Paid {
 		t.Errorf("%+v, %v", x, err)
+	}
+	for range 2 {
+		if err := b.RefundReceipt(ctx, paid[1].ID, "operator_refunded"); err != nil { // a refund after the end
+			t.Fatal(err)
+		}
+	}
+	if x, err := b.Order(ctx, paid[1].ID); err != nil || !x.RefundDue || x.Status != order.Refunded || x.Reason != "operator_refunded" || !x.Receipt {
+		t.Errorf("%+v, %v", x, err)
+	}
+	if ttl := b.raw.TTL(ctx, b.keys(a.ID, paid[1].ID.Bucket).receipt(paid[1].ID)).Val(); ttl < MarkerTTL-time.Minute {
+		t.Errorf("the receipt of a refunded order lives for %s", ttl)
+	}
+	// Only a paid order's receipt can become a refunded one's, and none is made.
+	still := b.dump(a)
+	for _, r := range []Record{due[0], cancelled[0]} {
+		if err := b.RefundReceipt(ctx, r.ID, "operator_refunded"); err != nil || b.dump(a) != still {
+			t.Errorf("order %s: %v", r.ID, err)
+		}
 	}
 	if _, err := b.Reserve(ctx, b.ask(a, "u0", 1)); !errors.Is(err, ErrEnded) {
 		t.Error(err)
@@ -345,7 +363,7 @@ func TestRebuildAfterATotalLoss(t *testing.T) { // O04 (repair), R10
 		t.Errorf("records before the buckets are closed: %v", err)
 	}
 	for range 2 { // killed and started again
-		if err := errors.Join(b.PrepareRebuild(ctx, a, 2, stock), b.WipeRebuild(ctx, a, 2), b.WriteRebuild(ctx, a, 2, rs[:20])); err != nil {
+		if err := errors.Join(b.PrepareRebuild(ctx, a, 2, stock, []Added{{Op: "before", Units: 3}}), b.WipeRebuild(ctx, a, 2), b.WriteRebuild(ctx, a, 2, rs[:20])); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -366,11 +384,18 @@ func TestRebuildAfterATotalLoss(t *testing.T) { // O04 (repair), R10
 	if err := b.SetPaused(ctx, a, false); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(b.WipeRebuild(ctx, a, 2), b.PrepareRebuild(ctx, a, 2, stock)); !errors.Is(err, ErrStaleWarm) || !errors.Is(err, ErrAlreadyWarm) {
+	if err := errors.Join(b.WipeRebuild(ctx, a, 2), b.PrepareRebuild(ctx, a, 2, stock, []Added{{Op: "before", Units: 3}})); !errors.Is(err, ErrStaleWarm) || !errors.Is(err, ErrAlreadyWarm) {
 		t.Errorf("an open sale: %v", err)
 	}
 	levels, err := b.Levels(ctx, a)
 	if err != nil || levels["sku-1"]["national"] != 65 { // 100 minus everything held
+		t.Errorf("%v, %v", levels, err)
+	}
+	// An addition that the amounts hold comes late, and one that they do not.
+	if err := errors.Join(b.AddStock(ctx, a, "before", "sku-1", "national", 3), b.AddStock(ctx, a, "after", "sku-1", "national", 3)); err != nil {
+		t.Error(err)
+	}
+	if levels, err := b.Levels(ctx, a); err != nil || levels["sku-1"]["national"] != 68 {
 		t.Errorf("%v, %v", levels, err)
 	}
 	for _, x := range rs {

@@ -92,11 +92,18 @@ func (c *Client) Release(ctx context.Context, rs []Release) ([]Outcome, error) {
 			r := rs[i]
 			keys = append(keys, k.order(r.ID), k.limit(r.User), k.stock(r.SKU, r.Pool))
 			args = append(args, r.ID.ULID, content(r.User, r.SKU, r.Pool, r.Quantity), strconv.Itoa(r.Quantity),
-				to[i], r.Reason, flag(r.Withhold), flag(r.RefundDue))
+				to[i], r.Reason, withhold(r), flag(r.RefundDue))
 		}
 		calls[g] = c.scripts.release.call(keys, args...)
 	}
 	return c.outcomes(ctx, "release", len(rs), groups, calls, func(i int) order.ID { return rs[i].ID })
+}
+
+func withhold(r Release) string {
+	if r.Over {
+		return "2"
+	}
+	return flag(r.Withhold)
 }
 
 func flag(b bool) string {
@@ -238,8 +245,27 @@ func codeError(what string, reply []string, meaning map[string]error) error {
 // MarkRefundDue marks an order's record or receipt: money arrived that has to go back. An order that
 // Redis does not know is left alone without an error: MySQL holds what is due.
 func (c *Client) MarkRefundDue(ctx context.Context, id order.ID) error {
+	return c.refundDue(ctx, id, true)
+}
+
+// ClearRefundDue takes the mark off: the money has been sent back.
+func (c *Client) ClearRefundDue(ctx context.Context, id order.ID) error {
+	return c.refundDue(ctx, id, false)
+}
+
+func (c *Client) refundDue(ctx context.Context, id order.ID, due bool) error {
 	k := c.keys(id.Activity, id.Bucket)
-	call := c.scripts.refundDue.call([]string{k.activity(), k.order(id), k.receipt(id)})
+	call := c.scripts.refundDue.call([]string{k.activity(), k.order(id), k.receipt(id)}, flag(due))
 	return c.runAll(ctx, "mark refund due of order "+id.String(), []*scriptCmd{call},
+		map[string]error{"applied": nil, "already": nil, "no_record": nil})
+}
+
+// RefundReceipt moves the receipt of a paid order to refunded, and notes that its money has to go back:
+// the order was refunded after its sale was settled, when there is no record any more to release. Without
+// a receipt there is nothing to do, and no error.
+func (c *Client) RefundReceipt(ctx context.Context, id order.ID, reason string) error {
+	k := c.keys(id.Activity, id.Bucket)
+	call := c.scripts.refundReceipt.call([]string{k.receipt(id)}, reason)
+	return c.runAll(ctx, "refund receipt of order "+id.String(), []*scriptCmd{call},
 		map[string]error{"applied": nil, "already": nil, "no_record": nil})
 }

@@ -3,6 +3,9 @@ package stock
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -201,6 +204,9 @@ func TestOneCorruptRecordDoesNotTouchTheOthers(t *testing.T) {
 	if !errors.Is(err, ErrCorrupt) || out[0] != 0 || out[1] != Applied {
 		t.Errorf("confirm: %v, %v", out, err)
 	}
+	if n := b.outboxOf(a); n != 0 {
+		t.Errorf("%d orders whose rows are in MySQL wait in the outbox", n)
+	}
 	rel, err := b.Release(ctxFor(t), []Release{releaseOf(bad.Record, order.Cancelled), releaseOf(good.Record, order.Cancelled)})
 	if !errors.Is(err, ErrCorrupt) || rel[0] != 0 || rel[1] != Applied || b.stockOf(a, 0, "national") != 9 {
 		t.Errorf("release: %v, %v", rel, err)
@@ -218,6 +224,54 @@ func TestOneCorruptRecordDoesNotTouchTheOthers(t *testing.T) {
 	}
 	if b.dump(a) != before {
 		t.Error("something was written")
+	}
+}
+
+// Once nothing is sold any more only the record counts: no other key, however damaged, keeps it from its
+// final state, and no unit comes back through it.
+func TestReleaseAfterTheEndNeedsNothingButTheRecord(t *testing.T) { // O09, R1
+	t.Parallel()
+	b := newBench(t)
+	a := b.open(newSale("over", map[string]int{"national": 10}))
+	k := b.keys(a.ID, 0)
+	damage := map[string]func(rec Record){
+		"limit of another type": func(rec Record) { b.raw.Set(ctxFor(t), k.limit(rec.User), "x", 0) },
+		"limit is no number":    func(rec Record) { b.raw.HSet(ctxFor(t), k.limit(rec.User), "held", "x") },
+		"content":               func(rec Record) { b.raw.HSet(ctxFor(t), k.order(rec.ID), "o", "somebody|else") },
+		"record of another type": func(rec Record) {
+			b.raw.Del(ctxFor(t), k.order(rec.ID))
+			b.raw.Set(ctxFor(t), k.order(rec.ID), "x", 0)
+		},
+		"stock": func(Record) { b.raw.Set(ctxFor(t), k.stock("sku-1", "national"), "x", 0) },
+	}
+	for _, name := range slices.Sorted(maps.Keys(damage)) { // the stock last: nobody buys after it
+		rec := b.must(b.ask(a, "u-"+strings.ReplaceAll(name, " ", "-"), 1)).Record
+		damage[name](rec)
+		x := releaseOf(rec, order.Cancelled)
+		out, err := b.Release(ctxFor(t), []Release{x})
+		if err == nil && out[0] != Mismatch {
+			t.Errorf("%s: %v while the sale goes on", name, out)
+		}
+		level := b.raw.Get(ctxFor(t), k.stock("sku-1", "national")).Val()
+		x.Over = true
+		want := Applied
+		if name == "record of another type" {
+			want = NoRecord
+		}
+		for range 2 {
+			if out, err := b.Release(ctxFor(t), []Release{x}); err != nil || out[0] != want {
+				t.Errorf("%s: %v, %v, want %v", name, out, err, want)
+			}
+			if want == Applied {
+				want = Already
+			}
+		}
+		if now := b.raw.Get(ctxFor(t), k.stock("sku-1", "national")).Val(); now != level {
+			t.Errorf("%s: stock %s, was %s", name, now, level)
+		}
+		if b.outboxOf(a) != 0 {
+			t.Errorf("%s: still in the outbox", name)
+		}
 	}
 }
 

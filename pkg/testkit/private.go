@@ -101,6 +101,9 @@ func StartRabbitMQ(t testing.TB, conf ...string) *RabbitServer {
 			"ERL_EPMD_PORT="+epmdPort,
 			"ERL_EPMD_ADDRESS=127.0.0.1",
 			"ERL_CRASH_DUMP=/dev/null",
+			// Schedulers that have nothing to do sleep instead of spinning: the processors are shared
+			// (rabbitmq.com/docs/runtime, "reducing CPU usage").
+			"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=+sbwt none +sbwtdcpu none +sbwtdio none",
 			"ERL_FLAGS=-kernel inet_dist_use_interface {127,0,0,1}",
 			// The script then becomes the Erlang machine in place of minding it, so that our
 			// signals reach the broker itself.

@@ -49,6 +49,31 @@ func TestCommandLineAgainstTheRunningSystem(t *testing.T) {
 		"cli  draft  2025-12-31T23:00:00Z  2198-12-31T23:00:00Z  5      1        false   By hand\n" || !strings.Contains(r.err, "created") {
 		t.Errorf("%q %q", r.out, r.err)
 	}
+	draft := func(limit int) string {
+		t.Helper()
+		path := filepath.Join(t.TempDir(), "draft.yaml")
+		raw, err := os.ReadFile(plan(limit))
+		if err == nil {
+			err = os.WriteFile(path, []byte(strings.NewReplacer("id: cli\n", "id: draft\n", "{national: 5}", "{national: 1, elsewhere: 3}").Replace(string(raw))), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	if r := want(0, ctl("activity", "create", "-f", draft(2)), "create what the inventory does not know"); !strings.Contains(r.err, "sku in elsewhere is not in the inventory") || strings.Contains(r.err, "national") {
+		t.Errorf("%q", r.err)
+	}
+	if r := want(0, ctl("activity", "edit", "-f", draft(3), "--dry-run"), "edit --dry-run"); !strings.Contains(r.err, "would edit") {
+		t.Errorf("%q", r.err)
+	}
+	if r := want(0, ctl("activity", "edit", "-f", draft(3), "-o", "json"), "edit"); !strings.Contains(r.out, `"per_user_limit": 3`) || !strings.Contains(r.out, `"changed": true`) {
+		t.Errorf("%q", r.out)
+	}
+	if r := want(0, ctl("activity", "edit", "-f", draft(3)), "edit again"); !strings.Contains(r.err, "already") {
+		t.Errorf("%q", r.err)
+	}
+	want(0, ctl("activity", "delete", "draft", "--yes"), "delete")
 	if r := want(0, ctl("activity", "create", "-f", file), "create again"); !strings.Contains(r.err, "there already") {
 		t.Errorf("%q", r.err)
 	}
@@ -67,10 +92,12 @@ func TestCommandLineAgainstTheRunningSystem(t *testing.T) {
 	if r := want(0, ctl("activity", "warm", "cli", "-o", "json"), "warm again"); !strings.Contains(r.out, `"already": true`) || !strings.Contains(r.err, "already") {
 		t.Errorf("%q %q", r.out, r.err)
 	}
+	want(1, ctl("activity", "edit", "-f", plan(3)), "edit of a warm sale")
 	if r := want(0, ctl("stock", "show", "cli", "-o", "csv"), "stock"); r.out != "sku_id,pool,allocated,available,withheld,redis_available\nsku,national,5,5,0,5\n" {
 		t.Errorf("%q", r.out)
 	}
 	want(4, ctl("activity", "show", "nosuch"), "show of nothing")
+	want(0, ctl("order", "list", "cli", "-o", "csv"), "orders before anybody bought")
 	want(4, ctl("order", "show", "cli-0-01ARZ3NDEKTSV4RRFFQ69G5FAV"), "order show of nothing")
 	want(4, ctl("dead", "replay", "--all"), "replay of nothing")
 	want(4, ctl("dead", "discard", "--all", "--reason", "r", "--yes"), "discard of nothing")
@@ -146,5 +173,15 @@ func TestCommandLineAgainstTheRunningSystem(t *testing.T) {
 		t.Errorf("bought from a paused sale: %d %s", r.Status, r.Body)
 	}
 	want(0, ctl("activity", "resume", "cli"), "resume")
+	want(4, ctl("rebuild", "nosuch", "--yes"), "rebuild of nothing")
+	want(4, ctl("order", "list", "nosuch", "-o", "csv"), "orders of nothing")
+	want(4, ctl("reconcile", "nosuch"), "reconcile of nothing")
 	s.settled("cli", true, id, paid)
+
+	// An order that can still be paid keeps the sale from being closed, and the exit code says so.
+	s.becomes(s.mustBuy("cli", "cli-4"), "pending")
+	if r := want(3, ctl("activity", "end", "cli", "--reason", "over", "--yes", "--wait", "1s", "-o", "csv"), "end --wait"); !strings.Contains(r.out, "cli,false,ended") || !strings.Contains(r.err, "not closed") || !strings.Contains(r.err, "1 orders can still be paid") {
+		t.Errorf("%q %q", r.out, r.err)
+	}
+	want(0, ctl("activity", "end", "cli", "--yes"), "end again")
 }

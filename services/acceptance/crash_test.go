@@ -121,7 +121,8 @@ func TestC3_ReplyFromRedisLost(t *testing.T) {
 	env := testkit.Redis(t)
 	proxy := testkit.NewProxy(t, env.Addr)
 	s := newStack(t, options{redisEnv: &env, redisAddr: proxy.Addr, apiEnv: map[string]string{
-		"SECKILL_REDIS_READ_TIMEOUT": "500ms", "SECKILL_CHECKOUT_REDIS_TIMEOUT": "1s",
+		// Long enough for the script to be sent although reads of the sale wait for their own lost replies.
+		"SECKILL_REDIS_READ_TIMEOUT": "500ms", "SECKILL_CHECKOUT_REDIS_TIMEOUT": "2s",
 	}})
 	sale := s.sell(5, 1, time.Second)
 	s.known(0, sale)
@@ -314,7 +315,7 @@ func TestC7_PaymentBeforeOrderAndAfterCancel(t *testing.T) {
 	}
 	s.workers[0].kill9()
 	delete(s.workers[0].env, "SECKILL_WORKER_ROLES")
-	s.workers[0].start("worker.after_commit@1=kill")
+	s.workers[0].launch("worker.after_commit@1=kill") // the payment waits for it: it may die before it is ready
 	s.workers[0].died()
 	s.workers[0].start("")
 	s.becomes(id, "paid")

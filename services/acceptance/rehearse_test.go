@@ -107,6 +107,10 @@ func TestRehearsalFindsEachSabotage(t *testing.T) {
 		rep.SoldOut == 0 || rep.DeadLettered != 1 || rep.Replayed != 1 || rep.Rejected != 0 {
 		t.Errorf("report %+v", rep)
 	}
+	// It tidies up behind itself.
+	if n := s.count("SELECT COUNT(*) FROM activities WHERE state <> 'closed'"); n != 0 {
+		t.Errorf("%d activities are not closed after the rehearsal", n)
+	}
 	if s.count("SELECT COUNT(*) FROM inventory") != inventory {
 		t.Error("the rehearsal touched the inventory")
 	}

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -71,11 +72,12 @@ type stack struct {
 
 	tokenFile string
 	names     *atomic.Int64
+	counting  *sync.Mutex // while the inventory is counted for a sale
 }
 
 func newStack(t testing.TB, o options) *stack {
 	t.Helper()
-	s := &stack{t: t, names: &atomic.Int64{}}
+	s := &stack{t: t, names: &atomic.Int64{}, counting: &sync.Mutex{}}
 	redisEnv := testkit.RedisEnv{}
 	if o.redis != nil {
 		redisEnv.Addr = o.redis.Addr
@@ -467,7 +469,11 @@ const price = 1999
 
 // pay sends a signed callback.
 func (s *stack) pay(id, txn string, quantity int) reply {
-	body := fmt.Sprintf(`{"type":"payment.succeeded","order_id":"%s","transaction_id":"%s","amount_minor":%d,"currency":"EUR"}`, id, txn, price*quantity)
+	return s.payAmount(id, txn, price*quantity)
+}
+
+func (s *stack) payAmount(id, txn string, minor int) reply {
+	body := fmt.Sprintf(`{"type":"payment.succeeded","order_id":"%s","transaction_id":"%s","amount_minor":%d,"currency":"EUR"}`, id, txn, minor)
 	return s.call(http.MethodPost, s.api(0)+"/v1/payments/callback", "", signed(body), body)
 }
 

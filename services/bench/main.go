@@ -60,7 +60,7 @@ func run(args []string) int {
 
 func runBench(ctx context.Context, args []string) error {
 	f := flag.NewFlagSet("run", flag.ContinueOnError)
-	long := f.Bool("long", false, "five rounds with windows of 10 s, a sale of a million units, 100,000 rollbacks")
+	long := f.Bool("long", false, "five rounds with windows of 10 s, a sale of a million units")
 	out := f.String("out", "bench-results", "folder for bench.json and bench.svg")
 	root := f.String("root", ".", "root of the repository")
 	only := f.String("only", "", "parts to run, with commas: "+strings.Join(scenario.Parts, ","))

@@ -19,7 +19,7 @@ import (
 )
 
 // gcHeadroom is what this process may allocate between two runs of the garbage collector.
-const gcHeadroom = 64 << 20
+const gcHeadroom = 192 << 20
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
 

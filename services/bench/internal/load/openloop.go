@@ -30,6 +30,9 @@ type OpenLoop struct {
 	Rate        float64 // requests per second
 	Connections int     // what cannot be sent for want of a free connection waits, and its wait counts
 	Duration    time.Duration
+	// Warmup comes before Duration at the same rate, and its latencies are left out: for as long as the
+	// connections are new, the load tool and whatever answers start from cold, and share the processors.
+	Warmup time.Duration
 }
 
 // OpenLoopResult is what an open-loop run counted.
@@ -53,7 +56,7 @@ type intent struct {
 // Run sends the load and waits for all answers.
 func (o OpenLoop) Run(ctx context.Context) (OpenLoopResult, error) {
 	res := OpenLoopResult{Latency: newHistogram()}
-	total := int(o.Rate * o.Duration.Seconds())
+	total := int(o.Rate * (o.Warmup + o.Duration).Seconds())
 	if total <= 0 {
 		return res, errors.New("run open loop: nothing to send")
 	}
@@ -81,7 +84,7 @@ func (o OpenLoop) Run(ctx context.Context) (OpenLoopResult, error) {
 	var wg sync.WaitGroup
 	for _, conn := range conns {
 		wg.Go(func() {
-			w := sender{o: &o, conn: conn, in: bufio.NewReaderSize(conn, 8<<10), hist: newHistogram()}
+			w := sender{o: &o, conn: conn, from: int(o.Rate * o.Warmup.Seconds()), in: bufio.NewReaderSize(conn, 8<<10), hist: newHistogram()}
 			for it := range work {
 				if err := w.one(it, tokens[it.n]); err != nil {
 					s := err.Error()
@@ -142,6 +145,7 @@ type sender struct {
 	o                         *OpenLoop
 	conn                      net.Conn
 	in                        *bufio.Reader
+	from                      int // the first request whose latency counts
 	out, body                 []byte
 	hist                      *hdrhistogram.Histogram
 	accepted, refused, failed int64
@@ -176,6 +180,9 @@ func (s *sender) one(it intent, token []byte) error {
 	switch {
 	case status == 202 && bytes.Contains(s.body, []byte(`"status":"reserved"`)):
 		s.accepted++
+		if it.n < s.from {
+			return nil
+		}
 		return s.hist.RecordValue(max(1, time.Since(it.at).Microseconds()))
 	case status == 409:
 		s.refused++

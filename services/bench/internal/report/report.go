@@ -75,6 +75,8 @@ func Tables(f *scenario.Figures) string {
 	for _, g := range []goal{
 		{"accepted and published, 256 connections, consumers paused (× noop)", s.AcceptVsNoop, 0.45, false, "%.2f"},
 		{"p99 of an accepted reservation, open loop (× noop's)", s.AcceptP99VsNoop, 3, true, "%.1f"},
+		{"the same, each at half of its own burst's rate (× noop's)", f.HalfPaceP99VsNoop(), 3, true, "%.1f"},
+		{"the same in the burst, closed loop (× noop's)", f.BurstP99VsNoop(), 3, true, "%.1f"},
 		{"sold out, without key (× noop)", s.SoldOutVsNoop, 0.90, false, "%.2f"},
 		{"sold out, with key (× noop)", s.SoldOutKeyedVsNoop, 0.50, false, "%.2f"},
 		{"accepted and persisted, end to end (× noop)", s.EndToEndVsNoop, 0.25, false, "%.2f"},
@@ -95,6 +97,9 @@ func Tables(f *scenario.Figures) string {
 		}
 		fmt.Fprintf(t, "%s\t"+g.format+"\t%s "+g.format+"\t%s\n", g.name, g.got, word, g.want, met)
 	}
+	if f.Scripts != nil {
+		fmt.Fprintf(t, "longest of %d script calls\t%.1f ms (%d over 10 ms)\t< 10 ms\t\n", f.Scripts.Calls, f.Scripts.LongestMS, f.Scripts.Over10MS)
+	}
 	if f.Memory != nil {
 		fmt.Fprintf(t, "Redis bytes per confirmed reservation, with key\t%.0f\t≤ 600\t\n", f.Memory.RedisKeyed)
 		fmt.Fprintf(t, "Redis bytes per reservation that waits in the outbox\t%.0f\t\t\n", f.Memory.RedisWaiting)
@@ -105,12 +110,12 @@ func Tables(f *scenario.Figures) string {
 	if len(f.Round) > 0 {
 		out.WriteString("\n")
 		t = tabwriter.NewWriter(&out, 0, 0, 2, ' ', tabwriter.AlignRight)
-		fmt.Fprintln(t, "round\tnoop/s\taccept/s\t×\tp99 open ms at rate\tnoop's\tp99 closed ms\tnoop's\tsold out/s\t×\tkeyed/s\t×\tallocs\tB alloc\tRedis B in\tout\tbroker B in\tout\tothers' cores\t")
+		fmt.Fprintln(t, "round\tnoop/s\taccept/s\t×\tp99 open ms at rate\tnoop's\tp99 closed ms\tnoop's\tsold out/s\t×\tkeyed/s\t×\tallocs\tB alloc\tper pipeline\tper message\tRedis B in\tout\tbroker B in\tout\tothers' cores\t")
 		for i, r := range f.Round {
-			fmt.Fprintf(t, "%d\t%.0f\t%.0f\t%.2f\t%.2f at %.0f\t%.2f\t%.1f\t%.1f\t%.0f\t%.2f\t%.0f\t%.2f\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t\n", i+1,
+			fmt.Fprintf(t, "%d\t%.0f\t%.0f\t%.2f\t%.2f at %.0f\t%.2f\t%.1f\t%.1f\t%.0f\t%.2f\t%.0f\t%.2f\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t\n", i+1,
 				r.Noop, r.Accept, r.Accept/r.Noop, r.AcceptOpenP99, r.Rate, r.NoopOpenP99, r.AcceptP99, r.NoopP99,
 				r.SoldOut, r.SoldOut/r.Noop, r.SoldOutKeyed, r.SoldOutKeyed/r.Noop,
-				r.Allocations, r.AllocatedBytes, r.RedisIn, r.RedisOut, r.BrokerIn, r.BrokerOut, r.Others)
+				r.Allocations, r.AllocatedBytes, r.PerPipeline, r.OrdersPerMessage, r.RedisIn, r.RedisOut, r.BrokerIn, r.BrokerOut, r.Others)
 		}
 		t.Flush() //nolint:errcheck,gosec // a strings.Builder takes everything
 	}
@@ -125,9 +130,15 @@ func Tables(f *scenario.Figures) string {
 		out.WriteString("\n")
 	}
 	out.WriteString("\n")
+	rates("open loop, cores busy and p50 ms with the reference's", len(f.Round), func(i int) string {
+		r := f.Round[i]
+		return fmt.Sprintf("%.2f (%.2f), %.1f (%.1f);", r.AcceptOpenBusy, r.NoopOpenBusy, r.AcceptOpenP50, r.NoopOpenP50)
+	})
 	rates("persisted/s in batches", len(f.Persist), func(i int) string { return fmt.Sprintf("%.0f", f.Persist[i].PerS) })
 	rates("persisted/s, one transaction per order", len(f.Single), func(i int) string { return fmt.Sprintf("%.0f", f.Single[i].PerS) })
-	rates("end to end/s, backlog bounded", len(f.Sustained), func(i int) string { return fmt.Sprintf("%.0f", f.Sustained[i].PerS) })
+	rates("end to end/s, backlog bounded", len(f.Sustained), func(i int) string {
+		return fmt.Sprintf("%.0f (%.2f)", f.Sustained[i].PerS, f.Sustained[i].PerS/max(f.Sustained[i].Noop, 1))
+	})
 	if f.Rollback != nil {
 		fmt.Fprintf(&out, "rolled back/s: %.0f (%d orders)\n", f.Rollback.PerS, f.Rollback.Orders)
 	}
@@ -137,6 +148,7 @@ func Tables(f *scenario.Figures) string {
 
 	cpu(&out, "accepted order, consumers paused", f.CPUAccept)
 	cpu(&out, "persisted order, nothing accepted meanwhile", f.CPUPersist)
+	cpu(&out, "order rolled back", f.CPURollback)
 	cpu(&out, "order end to end", f.CPUAll)
 
 	if len(f.Rivals) > 0 {

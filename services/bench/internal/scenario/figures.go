@@ -18,41 +18,48 @@ type Figures struct {
 
 	AnswerBytes int `json:"answer_bytes"`
 
-	Round      []Round      `json:"round"`
-	Persist    []Persist    `json:"persist"`
-	Single     []Persist    `json:"single"`
-	Sustained  []Sustained  `json:"sustained"`
-	Rollback   *Rollback    `json:"rollback,omitempty"`
-	Memory     *Memory      `json:"memory,omitempty"`
-	Sizes      []Size       `json:"sizes,omitempty"`
-	Rivals     []Rival      `json:"alternatives,omitempty"`
-	Curve      []CurvePoint `json:"curve,omitempty"`
-	CPUAccept  []CPU        `json:"cpu_accept_us,omitempty"`  // microseconds per accepted order, consumers paused
-	CPUPersist []CPU        `json:"cpu_persist_us,omitempty"` // microseconds per persisted order, nothing accepted meanwhile
-	CPUAll     []CPU        `json:"cpu_end_to_end_us,omitempty"`
+	Round       []Round      `json:"round"`
+	Persist     []Persist    `json:"persist"`
+	Single      []Persist    `json:"single"`
+	Sustained   []Sustained  `json:"sustained"`
+	Rollback    *Rollback    `json:"rollback,omitempty"`
+	Scripts     *Scripts     `json:"scripts,omitempty"`
+	Memory      *Memory      `json:"memory,omitempty"`
+	Sizes       []Size       `json:"sizes,omitempty"`
+	Rivals      []Rival      `json:"alternatives,omitempty"`
+	Curve       []CurvePoint `json:"curve,omitempty"`
+	CPUAccept   []CPU        `json:"cpu_accept_us,omitempty"`   // microseconds per accepted order, consumers paused
+	CPUPersist  []CPU        `json:"cpu_persist_us,omitempty"`  // microseconds per persisted order, nothing accepted meanwhile
+	CPURollback []CPU        `json:"cpu_rollback_us,omitempty"` // microseconds per order that was taken back
+	CPUAll      []CPU        `json:"cpu_end_to_end_us,omitempty"`
 }
 
 // Round is one round of the figures that are compared with the reference.
 type Round struct {
-	Noop           float64 `json:"noop_per_s"`
-	NoopP99        float64 `json:"noop_p99_closed_ms"`
-	Accept         float64 `json:"accept_per_s"` // accepted and confirmed by the broker in the window
-	AcceptedOnly   float64 `json:"accepted_only_per_s"`
-	AcceptP99      float64 `json:"accept_p99_closed_ms"`
-	Rate           float64 `json:"open_loop_rate"`
-	NoopOpenP50    float64 `json:"noop_p50_open_ms"`
-	NoopOpenP99    float64 `json:"noop_p99_open_ms"`
-	AcceptOpenP50  float64 `json:"accept_p50_open_ms"`
-	AcceptOpenP99  float64 `json:"accept_p99_open_ms"`
-	SoldOut        float64 `json:"sold_out_per_s"`
-	SoldOutKeyed   float64 `json:"sold_out_keyed_per_s"`
-	Others         float64 `json:"others_cores"` // cores that strangers on the machine kept busy during the burst
-	Allocations    float64 `json:"allocations_per_request"`
-	AllocatedBytes float64 `json:"allocated_bytes_per_request"`
-	RedisIn        float64 `json:"redis_bytes_in_per_reservation"`
-	RedisOut       float64 `json:"redis_bytes_out_per_reservation"`
-	BrokerIn       float64 `json:"rabbitmq_bytes_in_per_reservation"`
-	BrokerOut      float64 `json:"rabbitmq_bytes_out_per_reservation"`
+	Noop             float64 `json:"noop_per_s"` // mean of before and after the burst
+	NoopP99          float64 `json:"noop_p99_closed_ms"`
+	Accept           float64 `json:"accept_per_s"` // accepted and confirmed by the broker in the window
+	AcceptedOnly     float64 `json:"accepted_only_per_s"`
+	AcceptP99        float64 `json:"accept_p99_closed_ms"`
+	Rate             float64 `json:"open_loop_rate"`
+	NoopOpenP50      float64 `json:"noop_p50_open_ms"`
+	NoopOpenP99      float64 `json:"noop_p99_open_ms"`
+	AcceptOpenP50    float64 `json:"accept_p50_open_ms"`
+	AcceptOpenP99    float64 `json:"accept_p99_open_ms"`
+	NoopHalfP99      float64 `json:"noop_p99_open_half_pace_ms"` // at half of its own burst's rate, as loaded as order-api above
+	NoopOpenBusy     float64 `json:"noop_open_busy_cores"`       // cores kept busy by everything that takes part, load tool included
+	AcceptOpenBusy   float64 `json:"accept_open_busy_cores"`
+	SoldOut          float64 `json:"sold_out_per_s"`
+	SoldOutKeyed     float64 `json:"sold_out_keyed_per_s"`
+	Others           float64 `json:"others_cores"` // cores that strangers on the machine kept busy during the burst
+	Allocations      float64 `json:"allocations_per_request"`
+	AllocatedBytes   float64 `json:"allocated_bytes_per_request"`
+	PerPipeline      float64 `json:"reservations_per_pipeline"`
+	OrdersPerMessage float64 `json:"orders_per_message"`
+	RedisIn          float64 `json:"redis_bytes_in_per_reservation"`
+	RedisOut         float64 `json:"redis_bytes_out_per_reservation"`
+	BrokerIn         float64 `json:"rabbitmq_bytes_in_per_reservation"`
+	BrokerOut        float64 `json:"rabbitmq_bytes_out_per_reservation"`
 }
 
 // Persist is one drain of a queue that was filled before: MySQL, expiry, confirm, ack.
@@ -63,10 +70,19 @@ type Persist struct {
 
 // Sustained is one end-to-end run with a bounded backlog.
 type Sustained struct {
+	Noop    float64 `json:"noop_per_s"` // just before
 	Orders  int64   `json:"orders"`
 	PerS    float64 `json:"per_s"`
 	Backlog int64   `json:"backlog_at_end"`
 	Bound   int64   `json:"backlog_bound"`
+}
+
+// Scripts is how long single script calls held Redis up over the whole run. On a machine whose
+// processors are all taken, the longest ones are those that were interrupted.
+type Scripts struct {
+	Calls     int64   `json:"calls"`
+	LongestMS float64 `json:"longest_ms"`
+	Over10MS  int     `json:"over_10_ms"`
 }
 
 // Rollback is the rollback of orders that nobody paid, all due at once.
@@ -146,6 +162,18 @@ type Summary struct {
 	NoopPerS           float64 `json:"noop_per_s"`
 }
 
+// BurstP99VsNoop is the 99th percentile in the burst itself, all connections busy, in the reference's. It is
+// measured by the closed loop, so that a stall is charged only to those who were in it.
+func (f *Figures) BurstP99VsNoop() float64 {
+	return median(f.Round, func(r Round) float64 { return r.AcceptP99 / max(r.NoopP99, 0.001) })
+}
+
+// HalfPaceP99VsNoop is the open loop's 99th percentile with each side at half of what its own burst reached,
+// so that both leave the machine as much room.
+func (f *Figures) HalfPaceP99VsNoop() float64 {
+	return median(f.Round, func(r Round) float64 { return r.AcceptOpenP99 / max(r.NoopHalfP99, 0.001) })
+}
+
 // Summary computes the medians. Ratios are taken inside each round, before the median.
 func (f *Figures) Summary() Summary {
 	ratio := func(a func(Round) float64, b func(Round) float64) float64 {
@@ -165,9 +193,7 @@ func (f *Figures) Summary() Summary {
 		PersistPerS:        median(f.Persist, func(p Persist) float64 { return p.PerS }),
 		NoopPerS:           median(f.Round, noop),
 	}
-	if s.NoopPerS > 0 {
-		s.EndToEndVsNoop = median(f.Sustained, func(x Sustained) float64 { return x.PerS }) / s.NoopPerS
-	}
+	s.EndToEndVsNoop = median(f.Sustained, func(x Sustained) float64 { return x.PerS / max(x.Noop, 1) })
 	if single := median(f.Single, func(p Persist) float64 { return p.PerS }); single > 0 {
 		s.BatchVsSingle = s.PersistPerS / single
 	}

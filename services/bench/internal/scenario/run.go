@@ -49,7 +49,8 @@ type runner struct {
 	tokens  string
 	nTokens int
 	noop    string // address of the reference
-	n       int    // sales made
+	noopPID int
+	n       int // sales made
 }
 
 const connections = 256
@@ -116,6 +117,11 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger) (_ *Figures, err err
 			return r.out, fmt.Errorf("measure %s: %w", name, err)
 		}
 	}
+	calls, longest, over, err := r.sys.Scripts(ctx)
+	if err != nil {
+		return r.out, err
+	}
+	r.out.Scripts = &Scripts{Calls: calls, LongestMS: msOf(longest), Over10MS: over}
 	return r.out, nil
 }
 
@@ -155,7 +161,7 @@ func (r *runner) reference(ctx context.Context) (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	r.noop = addr
+	r.noop, r.noopPID = addr, p.PID
 	return p.Stop, nil
 }
 
@@ -171,6 +177,15 @@ func (r *runner) start(ctx context.Context, name string, args ...string) (*proc.
 		return nil, "", err
 	}
 	return p, addr, p.Ready(ctx, addr)
+}
+
+// noopPerS is how many requests per second the reference answers.
+func (r *runner) noopPerS(ctx context.Context) (float64, error) {
+	res, err := r.send(ctx, r.crowd(r.noop, system.Path("noop")))
+	if err != nil {
+		return 0, fmt.Errorf("reference: %w", err)
+	}
+	return res.PerSecond(res.Reserved), nil
 }
 
 // sale makes a new sale.
@@ -201,6 +216,8 @@ func (r *runner) send(ctx context.Context, c load.Crowd) (load.CrowdResult, erro
 
 const (
 	confirmedOrders = `seckill_handoff_orders_total{result="confirmed"}`
+	messages        = `seckill_publish_total{result="confirmed"}`
+	pipelines       = `seckill_redis_pipeline_commands_count`
 	mallocs         = `go_memstats_mallocs_total`
 	allocated       = `go_memstats_alloc_bytes_total`
 )
@@ -214,6 +231,9 @@ const units = 10_000_000
 
 // rounds takes everything that is compared with the reference, in turns with it.
 func (r *runner) rounds(ctx context.Context) error {
+	if err := r.warmUp(ctx); err != nil {
+		return fmt.Errorf("warm up: %w", err)
+	}
 	for i := range r.out.Rounds {
 		r.step("round", "round", i+1, "of", r.out.Rounds)
 		var x Round
@@ -226,6 +246,12 @@ func (r *runner) rounds(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("burst: %w", err)
 		}
+		// A shared machine changes its pace from second to second: the reference is taken on both sides.
+		after, err := r.noopPerS(ctx)
+		if err != nil {
+			return err
+		}
+		x.Noop = (x.Noop + after) / 2
 		if err := r.openLoop(ctx, &x); err != nil {
 			return fmt.Errorf("open loop: %w", err)
 		}
@@ -240,6 +266,22 @@ func (r *runner) rounds(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// warmUp sends crowds that do not count. The first one of a run pays for what is new: memory that the
+// kernel hands out page by page, queues, connections.
+func (r *runner) warmUp(ctx context.Context) error {
+	r.step("warm up")
+	kept := *r.out
+	defer func() { *r.out = kept }()
+	if _, err := r.noopPerS(ctx); err != nil {
+		return err
+	}
+	id, err := r.burst(ctx, &Round{})
+	if err != nil {
+		return err
+	}
+	return r.drain(ctx, id)
 }
 
 // burst sends a crowd while the consumers are paused. Only what the broker has confirmed by the end
@@ -258,7 +300,7 @@ func (r *runner) burst(ctx context.Context, x *Round) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	m0, err := r.sys.APIMetric(ctx, confirmedOrders, mallocs, allocated)
+	m0, err := r.sys.APIMetric(ctx, confirmedOrders, mallocs, allocated, messages, pipelines)
 	if err != nil {
 		return "", err
 	}
@@ -275,7 +317,7 @@ func (r *runner) burst(ctx context.Context, x *Round) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	m1, err := r.sys.APIMetric(ctx, confirmedOrders, mallocs, allocated)
+	m1, err := r.sys.APIMetric(ctx, confirmedOrders, mallocs, allocated, messages, pipelines)
 	if err != nil {
 		return "", err
 	}
@@ -285,6 +327,8 @@ func (r *runner) burst(ctx context.Context, x *Round) (string, error) {
 	x.AcceptedOnly, x.AcceptP99 = res.PerSecond(res.Reserved), ms(res.P99US)
 	x.Accept = math.Min(x.AcceptedOnly, res.PerSecond(int64(confirmed)))
 	x.Allocations = (m1[mallocs] - m0[mallocs]) / n
+	x.OrdersPerMessage = confirmed / (m1[messages] - m0[messages])
+	x.PerPipeline = n / (m1[pipelines] - m0[pipelines])
 	x.AllocatedBytes = (m1[allocated] - m0[allocated]) / n
 	if confirmed < 0.99*n {
 		r.note("burst: %.0f accepted, only %.0f confirmed by the broker in the window", n, confirmed)
@@ -332,21 +376,34 @@ func perOrder(before, after map[string]time.Duration, tool time.Duration, n floa
 	return out
 }
 
-// openLoop takes the percentiles at one arrival rate for both: half of what the burst reached.
+// openLoop takes the percentiles at one arrival rate for both, half of what the burst reached, and the
+// reference's once more at half of what that reaches.
 func (r *runner) openLoop(ctx context.Context, x *Round) error {
-	x.Rate = math.Max(500, math.Floor(x.Accept/200)*100)
-	x.Rate = math.Min(x.Rate, float64(r.nTokens)/r.window.Seconds())
+	half := func(rate float64) float64 {
+		rate = math.Max(500, math.Floor(rate/200)*100)
+		return math.Min(rate, float64(r.nTokens)/(r.window+500*time.Millisecond).Seconds())
+	}
+	x.Rate = half(x.Accept)
 	id, err := r.sale(ctx, units, "30m")
 	if err != nil {
 		return err
 	}
 	for _, target := range []struct {
-		addr, path string
-		p50, p99   *float64
-	}{{r.noop, system.Path("noop"), &x.NoopOpenP50, &x.NoopOpenP99}, {r.sys.APIAddr, system.Path(id), &x.AcceptOpenP50, &x.AcceptOpenP99}} {
+		addr, path     string
+		rate           float64
+		p50, p99, busy *float64
+	}{
+		{r.noop, system.Path("noop"), half(x.Noop), new(float64), &x.NoopHalfP99, new(float64)},
+		{r.noop, system.Path("noop"), x.Rate, &x.NoopOpenP50, &x.NoopOpenP99, &x.NoopOpenBusy},
+		{r.sys.APIAddr, system.Path(id), x.Rate, &x.AcceptOpenP50, &x.AcceptOpenP99, &x.AcceptOpenBusy},
+	} {
+		busy0, err := r.used()
+		if err != nil {
+			return err
+		}
 		res, err := load.OpenLoop{
 			Addr: target.addr, Path: target.path, Body: system.Body, Tokens: r.tokens,
-			Rate: x.Rate, Connections: connections, Duration: r.window,
+			Rate: target.rate, Connections: connections, Duration: r.window, Warmup: 500 * time.Millisecond,
 		}.Run(ctx)
 		if err != nil {
 			return err
@@ -354,9 +411,33 @@ func (r *runner) openLoop(ctx context.Context, x *Round) error {
 		if res.Failed+res.Refused > 0 {
 			return fmt.Errorf("unexpected answers: %d failed, %d refused: %s", res.Failed, res.Refused, res.FirstBad)
 		}
-		*target.p50, *target.p99 = msOf(res.P(50)), msOf(res.P(99))
+		busy1, err := r.used()
+		if err != nil {
+			return err
+		}
+		*target.p50, *target.p99, *target.busy = msOf(res.P(50)), msOf(res.P(99)), (busy1-busy0).Seconds()/res.Elapsed.Seconds()
 	}
 	return nil
+}
+
+// used is the CPU time of everything that takes part: the programs, the servers, the reference and this load tool.
+func (r *runner) used() (time.Duration, error) {
+	all, err := r.sys.CPU()
+	if err != nil {
+		return 0, err
+	}
+	var sum time.Duration
+	for _, d := range all {
+		sum += d
+	}
+	for _, pid := range []int{r.noopPID, os.Getpid()} {
+		d, err := proc.CPU(pid)
+		if err != nil {
+			return 0, err
+		}
+		sum += d
+	}
+	return sum, nil
 }
 
 // soldOut sends the crowd to a sale with nothing left, once without and once with a key.
@@ -500,6 +581,10 @@ func (r *runner) sustained(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		noop, err := r.noopPerS(ctx)
+		if err != nil {
+			return err
+		}
 		c := r.crowd(r.sys.APIAddr, system.Path(id))
 		c.Duration = 2 * r.window
 		c.Gate = func() bool {
@@ -535,10 +620,10 @@ func (r *runner) sustained(ctx context.Context) error {
 			return fmt.Errorf("unexpected answers: %+v", res)
 		}
 		done := res.Reserved - left
-		s := Sustained{Orders: done, PerS: float64(done) / took.Seconds(), Backlog: left, Bound: bound}
+		s := Sustained{Noop: noop, Orders: done, PerS: float64(done) / took.Seconds(), Backlog: left, Bound: bound}
 		r.out.Sustained = append(r.out.Sustained, s)
 		r.out.CPUAll = append(r.out.CPUAll, perOrder(cpu0, cpu1, res.CPU, float64(done)))
-		r.step("sustained", "per_s", int(s.PerS), "orders", done, "backlog", left)
+		r.step("sustained", "per_s", int(s.PerS), "vs_noop", s.PerS/noop, "orders", done, "backlog", left)
 		if err := r.empty(ctx, id); err != nil {
 			return err
 		}
@@ -617,10 +702,7 @@ func (r *runner) buy(ctx context.Context, id string, n, conns int, keyed bool) e
 
 // rollback lets orders expire while nobody rolls back, so that all are due when the worker starts.
 func (r *runner) rollback(ctx context.Context) error {
-	n := 20_000
-	if r.cfg.Long {
-		n = 100_000
-	}
+	const n = 100_000
 	id, err := r.fill(ctx, n, "5s", 64)
 	if err != nil {
 		return err
@@ -658,9 +740,11 @@ func (r *runner) rollback(ctx context.Context) error {
 		return err
 	}
 	defer r.sys.StopWorker()
-	defer r.profiles(ctx, "rollback", r.sys.WorkerDebug)()
+	profiled := func() {}
+	defer func() { profiled() }()
 	var start time.Time
 	var first int64
+	var cpu0 map[string]time.Duration
 	deadline := time.Now().Add(5 * time.Minute)
 	for {
 		left, err := r.sys.Left(ctx, id)
@@ -670,6 +754,10 @@ func (r *runner) rollback(ctx context.Context) error {
 		now := time.Now()
 		if start.IsZero() && left > 0 {
 			start, first = now, left
+			profiled = r.profiles(ctx, "rollback", r.sys.WorkerDebug)
+			if cpu0, err = r.sys.CPU(); err != nil {
+				return err
+			}
 		}
 		if left == sold {
 			rows, err := r.sys.Rows(ctx, id)
@@ -679,6 +767,11 @@ func (r *runner) rollback(ctx context.Context) error {
 			if rows["cancelled"] != sold {
 				return fmt.Errorf("all units are back, rows: %v", rows)
 			}
+			cpu1, err := r.sys.CPU()
+			if err != nil {
+				return err
+			}
+			r.out.CPURollback = append(r.out.CPURollback, perOrder(cpu0, cpu1, 0, float64(sold-first)))
 			r.out.Rollback = &Rollback{Orders: sold, PerS: float64(sold-first) / now.Sub(start).Seconds()}
 			r.step("rolled back", "orders", sold, "per_s", int(r.out.Rollback.PerS))
 			return nil
@@ -810,9 +903,13 @@ func (r *runner) sizes(ctx context.Context) error {
 	all := []int{1000, 10_000, 100_000, 1_000_000}
 	// Twice in turns: what comes later meets a fuller Redis and a warmer process.
 	best := make([]Size, len(all))
+	window := time.Second
+	if r.cfg.Long {
+		window = r.window
+	}
 	for range 2 {
 		for i, size := range all {
-			most := min(r.nTokens, 60_000*int(r.window.Seconds())) // more than a window can use
+			most := min(r.nTokens, 25_000*int(window.Seconds())) // more than a window can use
 			sales := max(2, (most+size-1)/size)
 			if size >= most {
 				sales = 1
@@ -826,6 +923,7 @@ func (r *runner) sizes(ctx context.Context) error {
 				paths[k] = system.Path(id)
 			}
 			c := r.crowd(r.sys.APIAddr, paths...)
+			c.Duration = window
 			if sales > 1 {
 				c.PerPath = size
 			}
@@ -890,7 +988,7 @@ func (r *runner) purge(ctx context.Context) error {
 
 // curve measures throughput and latency against connections.
 func (r *runner) curve(ctx context.Context) error {
-	window := 2 * time.Second
+	window := time.Second
 	if r.cfg.Long {
 		window = 5 * time.Second
 	}

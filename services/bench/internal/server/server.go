@@ -19,6 +19,8 @@ var (
 		// A measurement fills an empty Redis: with the default of 64 MB it would rewrite its log
 		// several times within seconds, which no grown store does.
 		"--auto-aof-rewrite-min-size", "4gb",
+		// So that the longest scripts of the run can be told (microseconds, entries).
+		"--slowlog-log-slower-than", "5000", "--slowlog-max-len", "1000",
 	}
 	mysqlSettings = []string{
 		"--innodb-flush-log-at-trx-commit=1", "--innodb-buffer-pool-size=1G", "--innodb-log-file-size=1G",
@@ -67,7 +69,7 @@ func Settings() map[string]string {
 	return map[string]string{
 		"redis":    strings.Join(redisSettings, " "),
 		"mysql":    strings.Join(mysqlSettings, " "),
-		"rabbitmq": "durable quorum queues, persistent messages, publisher confirms, mandatory; one node",
+		"rabbitmq": "durable quorum queues, persistent messages, publisher confirms, mandatory; one node; schedulers without busy waiting",
 	}
 }
 

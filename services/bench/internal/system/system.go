@@ -311,6 +311,36 @@ func (s *System) RedisInfo(ctx context.Context, fields ...string) (map[string]in
 	return out, nil
 }
 
+// Scripts tells how long single script calls held Redis up since it was started.
+func (s *System) Scripts(ctx context.Context) (calls int64, longest time.Duration, over10ms int, err error) {
+	slow, err := s.Redis.SlowLogGet(ctx, 1000).Result()
+	if err != nil {
+		return 0, 0, 0, fmt.Errorf("read slow log: %w", err)
+	}
+	for _, e := range slow {
+		if len(e.Args) == 0 || !strings.HasPrefix(strings.ToLower(e.Args[0]), "eval") {
+			continue // a command inside a script is logged once more, by itself
+		}
+		longest = max(longest, e.Duration)
+		if e.Duration > 10*time.Millisecond {
+			over10ms++
+		}
+	}
+	text, err := s.Redis.Info(ctx, "commandstats").Result()
+	if err != nil {
+		return 0, 0, 0, fmt.Errorf("read command statistics: %w", err)
+	}
+	for line := range strings.SplitSeq(text, "\n") {
+		if rest, ok := strings.CutPrefix(line, "cmdstat_evalsha:calls="); ok {
+			n, _, _ := strings.Cut(rest, ",")
+			if calls, err = strconv.ParseInt(n, 10, 64); err != nil {
+				return 0, 0, 0, fmt.Errorf("read command statistics: %w", err)
+			}
+		}
+	}
+	return calls, longest, over10ms, nil
+}
+
 // APIMetric reads one sample of order-api's metrics; name carries the labels as they are exposed.
 func (s *System) APIMetric(ctx context.Context, names ...string) (map[string]float64, error) {
 	return metrics(ctx, s.apiMetrics, names...)

@@ -360,6 +360,50 @@ func TestNineteenDigitIdsKeepTheirDigits(t *testing.T) {
 	}
 }
 
+// O04: a Redis that has lost an open sale knows nobody's orders. It does not say that there are none.
+func TestOrdersOfALostSaleAreNotSaidToBeUnknown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.replica().ready()
+	sale := w.sale("sale", func(a *stock.Activity) { a.Buckets = 2 })
+	order := r.buy("sale", "u0", 1, "")
+	if order.status != 202 {
+		t.Fatal(order)
+	}
+	ctx := context.Background()
+	ask := func() []answer {
+		return []answer{
+			r.do(call{method: "GET", path: "/v1/orders/" + order.orderID(), token: token("u0")}),
+			r.do(call{method: "DELETE", path: "/v1/orders/" + order.orderID(), token: token("u0")}),
+			r.do(call{method: "GET", path: "/v1/activities/sale/orders/mine", token: token("u0")}),
+		}
+	}
+	it := w.redis.Scan(ctx, 0, w.env.Prefix+"*", 10_000).Iterator()
+	for it.Next(ctx) {
+		w.redis.Del(ctx, it.Val())
+	}
+	if err := it.Err(); err != nil {
+		t.Fatal(err)
+	}
+	lost := func() error {
+		for _, a := range ask() {
+			if a.status != 503 || a.code() != "temporarily_unavailable" {
+				return fmt.Errorf("%s", a)
+			}
+		}
+		return nil
+	}
+	eventually(t, lost)
+	// The worker makes the sale known again, cold.
+	if err := w.stock.Announce(ctx, sale); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, lost)
+	if a := r.do(call{method: "GET", path: "/v1/orders/other-0-01JDXQ7K9W00000000000000AB", token: token("u0")}); a.status != 404 {
+		t.Errorf("unknown sale: %s", a)
+	}
+}
+
 // O04 (the api's half): lost keys are "temporarily unavailable", never "sold out" and never unknown.
 func TestLostKeysAreUnavailableAndNotSoldOut(t *testing.T) {
 	t.Parallel()

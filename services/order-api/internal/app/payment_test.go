@@ -232,7 +232,10 @@ func TestAfterTheSettlementOrdersAreReceiptsOrArchived(t *testing.T) {
 	if list, _ := mine.fields["orders"].([]any); mine.status != 200 || len(list) != 0 {
 		t.Errorf("mine: %s", mine)
 	}
-	if s := r.do(call{method: "GET", path: "/v1/activities/sale"}); s.status != 200 || s.fields["phase"] != "ended" {
-		t.Errorf("state: %s", s)
-	}
+	eventually(t, func() error { // what is shown may be up to a second old
+		if s := r.do(call{method: "GET", path: "/v1/activities/sale"}); s.status != 200 || s.fields["phase"] != "ended" {
+			return fmt.Errorf("state: %s", s)
+		}
+		return nil
+	})
 }

@@ -32,10 +32,11 @@ type Config struct {
 	// HandoffQueue is how many accepted orders may wait for the publisher; what does not fit is left
 	// to the relay. Default 8192.
 	HandoffQueue int `mapstructure:"handoff_queue"`
-	// HandoffInFlight is how many messages may wait for their confirm at once. Default 64.
+	// HandoffInFlight is how many hand-overs, of up to four messages each, may wait for their confirms
+	// at once. Default 64.
 	HandoffInFlight int `mapstructure:"handoff_in_flight"`
-	// GatherWait is how long an order waits for company while other messages are in flight.
-	// Default 1ms; negative: never.
+	// GatherWait is how long an order waits for company while other messages are in flight. When
+	// messages fill, up to 16 ms. Default 1ms; negative: never.
 	GatherWait time.Duration `mapstructure:"gather_wait"`
 	// ActivityRefresh is how often the activities in use are read again. Default 100ms, so that what
 	// is remembered as sold out is never older than SoldOutMaxAge.
@@ -153,6 +154,8 @@ type Service struct {
 	slots   chan struct{}
 	rate    *userRate
 
+	deadlines deadlines
+
 	results  map[string]prometheus.Counter
 	duration prometheus.Observer
 }
@@ -194,6 +197,9 @@ func New(cfg Config, st store, pub publisher, log *slog.Logger, reg prometheus.R
 		handoff: newHandoff(cfg, pub, log, reg),
 		slots:   make(chan struct{}, cfg.MaxInFlight),
 		rate:    newUserRate(cfg.UserRate),
+
+		deadlines: deadlines{after: cfg.RedisTimeout},
+
 		results: make(map[string]prometheus.Counter),
 	}
 	total := prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -267,15 +273,15 @@ func permit(c Caller, snap *Snapshot) error {
 // Reserve takes units for the caller, or gives the earlier answer to the same idempotency key again.
 // The refusals are stock's sentinels and this package's errors. It does not stop when ctx is
 // cancelled: the script may already run, and an accepted order has to be handed over (C4).
-func (s *Service) Reserve(ctx context.Context, r Request) (stock.Reserved, error) {
+func (s *Service) Reserve(_ context.Context, r Request) (stock.Reserved, error) {
 	start := time.Now()
-	got, err := s.reserve(ctx, &r)
+	got, err := s.reserve(&r)
 	s.duration.Observe(time.Since(start).Seconds())
 	s.results[resultOf(got, err)].Inc()
 	return got, err
 }
 
-func (s *Service) reserve(ctx context.Context, r *Request) (stock.Reserved, error) {
+func (s *Service) reserve(r *Request) (stock.Reserved, error) {
 	if !order.ValidActivityID(r.ActivityID) {
 		return stock.Reserved{}, stock.ErrActivityNotFound
 	}
@@ -296,8 +302,7 @@ func (s *Service) reserve(ctx context.Context, r *Request) (stock.Reserved, erro
 		return stock.Reserved{}, err
 	}
 	defer s.release()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.RedisTimeout)
-	defer cancel()
+	ctx := s.deadlines.next()
 
 	snap, err := s.known.get(ctx, r.ActivityID, 0)
 	if err != nil {
@@ -452,7 +457,27 @@ func (s *Service) Mine(ctx context.Context, c Caller, activity string) ([]stock.
 	if err := permit(c, snap); err != nil {
 		return nil, err
 	}
-	return s.store.Mine(ctx, activity, order.Bucket(c.User, snap.Buckets), c.User)
+	list, err := s.store.Mine(ctx, activity, order.Bucket(c.User, snap.Buckets), c.User)
+	if err == nil && len(list) == 0 {
+		err = s.lost(ctx, activity)
+	}
+	return list, err
+}
+
+// lost tells a buyer of whom nothing was found whether that can be believed: a Redis that has lost an open
+// sale knows nobody's orders, which MySQL has and a rebuild brings back.
+func (s *Service) lost(ctx context.Context, activity string) error {
+	// As old as a sale gets that is kept fresh: no read of its own on a path that buyers poll.
+	snap, err := s.known.get(ctx, activity, 2*s.cfg.ActivityRefresh)
+	switch {
+	case errors.Is(err, stock.ErrNotWarmed):
+		return err
+	case err != nil:
+		return nil //nolint:nilerr // an unknown sale, or no answer: what was read stands
+	case !snap.Opened && !snap.Settled && snap.Phase(snap.Now()) == stock.Open:
+		return stock.ErrNotWarmed
+	}
+	return nil
 }
 
 // Order returns one of the caller's orders. Somebody else's is stock.ErrOrderNotFound.
@@ -477,6 +502,11 @@ func (s *Service) Order(ctx context.Context, c Caller, id string) (stock.Record,
 		}
 	}
 	rec, err := s.store.Order(ctx, oid)
+	if errors.Is(err, stock.ErrOrderNotFound) {
+		if gone := s.lost(ctx, oid.Activity); gone != nil {
+			err = gone
+		}
+	}
 	if err != nil {
 		return stock.Record{}, err
 	}

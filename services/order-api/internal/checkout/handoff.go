@@ -2,8 +2,8 @@ package checkout
 
 import (
 	"context"
-	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -43,6 +43,10 @@ type handoff struct {
 	overflow  prometheus.Counter
 	failed    prometheus.Counter
 	published sync.WaitGroup
+
+	// Of run alone: how many orders came per nanosecond when they were last gathered, and when that was.
+	rate     float64
+	gathered time.Time
 }
 
 func newHandoff(cfg Config, pub publisher, log *slog.Logger, reg prometheus.Registerer) *handoff {
@@ -115,37 +119,59 @@ func (h *handoff) run(ctx context.Context) {
 	}
 }
 
+// Under load messages are full, and they are written several at a time: what a message costs the broker
+// is for the most part being woken up (measured with quorum queues: 1.1 ms of CPU for one message every
+// 4 ms, 0.5 ms when four come every 16 ms, however large they are).
+const (
+	longGather = 16 * time.Millisecond
+	maxGather  = 4 * messaging.MaxOrdersPerMessage
+)
+
 // gather collects what comes within the gathering time. With nothing in flight an order leaves
-// alone and at once: waiting pays only while the broker is busy anyway.
+// alone and at once, for waiting pays only while the broker is busy anyway. A crowd that fills a message
+// within the long time is given that time: nobody waits for this but the worker.
 func (h *handoff) gather(first handed, timer *time.Timer, stopping bool) []handed {
 	batch := make([]handed, 1, messaging.MaxOrdersPerMessage)
 	batch[0] = first
-	wait := !stopping && len(h.slots) > 0 && h.wait > 0
+	wait := h.wait
+	switch {
+	case stopping || wait < 0:
+		wait = 0
+	case h.rate*float64(longGather) >= messaging.MaxOrdersPerMessage:
+		wait = max(wait, longGather)
+	case len(h.slots) == 0:
+		wait = 0
+	}
 	armed := false
-	for len(batch) < messaging.MaxOrdersPerMessage {
+	for len(batch) < maxGather {
 		select {
 		case o := <-h.queue:
 			batch = append(batch, o)
 			continue
 		default:
 		}
-		if !wait {
-			return batch
+		if wait == 0 {
+			break
 		}
 		if !armed {
-			timer.Reset(h.wait)
+			timer.Reset(wait)
 			armed = true
 		}
 		select {
 		case o := <-h.queue:
 			batch = append(batch, o)
+			continue
 		case <-timer.C:
-			return batch
+			armed = false
 		}
+		break
 	}
 	if armed {
 		timer.Stop()
 	}
+	now := time.Now()
+	h.rate = float64(len(batch)) / float64(max(now.Sub(h.gathered), time.Microsecond))
+	h.gathered = now
 	return batch
 }
 
@@ -153,28 +179,41 @@ func (h *handoff) publish(ctx context.Context, batch []handed) {
 	ctx, cancel := context.WithTimeout(ctx, h.deadline)
 	defer cancel()
 	err := failpoint.Hit(ctx, "api.before_publish")
-	if err == nil {
-		orders := make([]order.Order, len(batch))
-		var trace observability.Trace // a message has one: the first that came with one of its orders
-		for i := range batch {
-			orders[i] = batch[i].order
-			if !trace.IsValid() {
-				trace = batch[i].trace
-			}
+	if err != nil {
+		h.failed.Add(float64(len(batch)))
+	} else {
+		msgs := make([]messaging.Message, 0, maxGather/messaging.MaxOrdersPerMessage)
+		for part := range slices.Chunk(batch, messaging.MaxOrdersPerMessage) {
+			msgs = append(msgs, message(part))
 		}
-		m := messaging.OrderReserved(orders)
-		inject(&m, trace)
-		err = errors.Join(h.pub.Publish(ctx, messaging.ExchangeEvents, m)...)
-	}
-	if err == nil {
+		for i, failed := range h.pub.Publish(ctx, messaging.ExchangeEvents, msgs...) {
+			n := min(len(batch)-i*messaging.MaxOrdersPerMessage, messaging.MaxOrdersPerMessage)
+			if failed == nil {
+				h.confirmed.Add(float64(n))
+				continue
+			}
+			h.failed.Add(float64(n))
+			h.log.DebugContext(ctx, "publish left to the relay", "orders", n, "error", failed)
+		}
 		err = failpoint.Hit(ctx, "api.after_publish")
 	}
 	if err != nil {
-		h.failed.Add(float64(len(batch)))
-		h.log.DebugContext(ctx, "publish left to the relay", "orders", len(batch), "error", err)
-		return
+		h.log.DebugContext(ctx, "publishing interrupted", "orders", len(batch), "error", err)
 	}
-	h.confirmed.Add(float64(len(batch)))
+}
+
+func message(batch []handed) messaging.Message {
+	orders := make([]order.Order, len(batch))
+	var trace observability.Trace // a message has one: the first that came with one of its orders
+	for i := range batch {
+		orders[i] = batch[i].order
+		if !trace.IsValid() {
+			trace = batch[i].trace
+		}
+	}
+	m := messaging.OrderReserved(orders)
+	inject(&m, trace)
+	return m
 }
 
 // inject gives a message the trace it belongs to, or begins one.

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sort"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -86,7 +88,7 @@ type Pool struct {
 	SKU, Pool                      string
 	Allocated, Available, Withheld int64
 	Live, Returned                 int64
-	Initial                        int64 // what the plan allocated, by the ledger
+	Initial                        int64 // what the plan allocated: all but what was added by hand
 }
 
 // Details is a sale as MySQL has it.
@@ -95,6 +97,9 @@ type Details struct {
 	Items []store.ActivityItem
 	Pools []Pool
 }
+
+// Qualifies says whether the sale asks who may take part.
+func (d *Details) Qualifies() bool { return d.Qualification == sale.QualificationList }
 
 // Plan gives the sale back as it was planned.
 func (d *Details) Plan() (sale.Sale, error) {
@@ -130,7 +135,7 @@ func (d *Details) Stock() (*stock.Activity, error) {
 	}
 	a := &stock.Activity{
 		ID: d.ID, Name: d.Name, StartsAt: d.StartsAt, EndsAt: d.EndsAt, PerUserLimit: d.PerUserLimit, PaymentTimeout: d.PaymentTimeout(),
-		Currency: d.Currency, Qualified: d.Qualification == sale.QualificationList, Buckets: d.Buckets, RegionFallback: fallback,
+		Currency: d.Currency, Qualified: d.Qualifies(), Buckets: d.Buckets, RegionFallback: fallback,
 		Shadow: d.Shadow, Epoch: d.Epoch, Paused: d.Paused,
 	}
 	for _, item := range d.Items {
@@ -195,17 +200,44 @@ func (s *Service) complete(ctx context.Context, rows []store.Activity) ([]*Detai
 		ActivityID string
 		SkuID      string
 	}
-	err := s.st.DB(ctx).Raw(`SELECT s.activity_id, s.sku_id, s.pool, s.allocated, s.available, s.withheld, s.live, s.returned,
-			COALESCE(l.delta, s.allocated) AS initial
-		FROM activity_stock s
-		LEFT JOIN stock_ledger l ON l.ref = CONCAT(s.activity_id, '/', s.sku_id, '/', s.pool) AND l.op = ? AND l.account = ?
-		WHERE s.activity_id IN ? ORDER BY s.activity_id, s.sku_id, s.pool`, store.OpAllocate, store.AccountSale, ids).Scan(&pools).Error
+	err := s.st.DB(ctx).Raw(`SELECT activity_id, sku_id, pool, allocated, available, withheld, live, returned FROM activity_stock
+		WHERE activity_id IN ? ORDER BY activity_id, sku_id, pool`, ids).Scan(&pools).Error
 	if err != nil {
 		return nil, fmt.Errorf("load stock: %w", err)
 	}
+	added, err := s.added(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
 	for _, p := range pools {
 		p.Pool.SKU = p.SkuID
+		p.Initial = p.Allocated - added[store.Pool{Activity: p.ActivityID, SKU: p.SkuID, Pool: p.Pool.Pool}]
 		byID[p.ActivityID].Pools = append(byID[p.ActivityID].Pools, p.Pool)
+	}
+	return out, nil
+}
+
+// added reads how many units were added to pools by hand.
+func (s *Service) added(ctx context.Context, ids []string) (map[store.Pool]int64, error) {
+	// Ranges of the key, one for each sale: the ledger of a big one has a row for each of its orders.
+	var where []string
+	args := []any{store.OpAdd, store.AccountSale}
+	for _, id := range ids {
+		where = append(where, "ref > ? AND ref < ?")
+		args = append(args, id+"/add/", id+"/add0")
+	}
+	var rows []struct {
+		ActivityID, SkuID, Pool string
+		Units                   int64
+	}
+	err := s.st.DB(ctx).Raw("SELECT activity_id, sku_id, pool, SUM(delta) AS units FROM stock_ledger WHERE op = ? AND account = ? AND ("+
+		strings.Join(where, " OR ")+") GROUP BY activity_id, sku_id, pool", args...).Scan(&rows).Error
+	if err != nil {
+		return nil, fmt.Errorf("load additions: %w", err)
+	}
+	out := map[store.Pool]int64{}
+	for _, r := range rows {
+		out[store.Pool{Activity: r.ActivityID, SKU: r.SkuID, Pool: r.Pool}] = r.Units
 	}
 	return out, nil
 }
@@ -249,5 +281,14 @@ func sortedKeys[V any](m map[string]V) []string {
 		keys = append(keys, k)
 	}
 	sort.Strings(keys)
+	return keys
+}
+
+func sortedPairs(m map[[2]string]int64) [][2]string {
+	keys := make([][2]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, func(a, b [2]string) int { return slices.Compare(a[:], b[:]) })
 	return keys
 }

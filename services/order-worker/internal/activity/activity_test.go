@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -249,6 +250,9 @@ func TestLostHashIsAnnouncedAgain(t *testing.T) {
 		}
 		return nil
 	})
+	if res, err := r.Activities.Warm(ctx, "sale", rig.Operator()); err != nil || !res.Already || res.Opened != 0 {
+		t.Errorf("warmed again: %+v %v", res, err)
+	}
 }
 
 func TestPauseReachesEveryBucketAndSurvivesALostHash(t *testing.T) {
@@ -292,7 +296,9 @@ func TestPauseReachesEveryBucketAndSurvivesALostHash(t *testing.T) {
 	if n := r.Count("SELECT COUNT(*) FROM operator_audit WHERE action IN ('activity.pause', 'activity.resume')"); n != 2 {
 		t.Errorf("%d audit rows", n)
 	}
-	if _, err := r.Activities.SetPaused(ctx, "nosuch", true, rig.Operator()); !errors.Is(err, activity.ErrNotFound) {
-		t.Error(err)
+	for paused, verb := range map[bool]string{true: "pause ", false: "resume "} {
+		if _, err := r.Activities.SetPaused(ctx, "nosuch", paused, rig.Operator()); !errors.Is(err, activity.ErrNotFound) || !strings.HasPrefix(err.Error(), verb) {
+			t.Error(err)
+		}
 	}
 }

@@ -143,6 +143,16 @@ func takeInventory(ctx context.Context, tx *store.Tx, sku, pool string, units in
 	return nil, true, nil
 }
 
+// fromInventory says how many units of a pool of a sale came out of the inventory, and are not back.
+func fromInventory(ctx context.Context, tx *store.Tx, id, sku, pool string) (units int64, err error) {
+	err = tx.QueryRowContext(ctx, "SELECT COALESCE(-SUM(delta), 0) FROM stock_ledger WHERE ref > CONCAT(?, '/') AND ref < CONCAT(?, '0') AND account = ? AND sku_id = ? AND pool = ?",
+		id, id, store.AccountInventory, sku, pool).Scan(&units)
+	if err != nil {
+		return 0, fmt.Errorf("read ledger: %w", err)
+	}
+	return max(units, 0), nil
+}
+
 // samePlan compares what is stored with a plan: as values, so that another spelling of a time or of
 // a duration is the same plan.
 func samePlan(d *Details, plan sale.Sale) (bool, error) {

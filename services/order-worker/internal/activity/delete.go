@@ -67,20 +67,17 @@ func deleteTx(ctx context.Context, tx *store.Tx, id string) error {
 		e := store.LedgerEntry{Ref: id + "/" + p.SKUID + "/" + p.Pool, Op: store.OpSettle, Account: store.AccountSale, ActivityID: id, SKUID: p.SKUID, Pool: p.Pool, Delta: -p.Available}
 		entries = append(entries, e)
 		// What came out of the inventory goes back: of a pool that is not kept there, nothing did.
-		var moved int64
-		err := tx.QueryRowContext(ctx, "SELECT COALESCE(SUM(delta), 0) FROM stock_ledger WHERE ref > CONCAT(?, '/') AND ref < CONCAT(?, '0') AND account = ? AND sku_id = ? AND pool = ?",
-			id, id, store.AccountInventory, p.SKUID, p.Pool).Scan(&moved)
+		moved, err := fromInventory(ctx, tx, id, p.SKUID, p.Pool)
 		if err != nil {
-			return fmt.Errorf("read ledger: %w", err)
+			return err
 		}
-		if moved >= 0 {
+		if moved == 0 {
 			continue
 		}
-		e.Account, e.Delta = store.AccountInventory, -moved
+		e.Account, e.Delta = store.AccountInventory, moved
 		entries = append(entries, e)
-		if _, err := tx.ExecContext(ctx, "INSERT INTO inventory (sku_id, pool, on_hand, updated_at) VALUES (?, ?, ?, UTC_TIMESTAMP(6)) "+
-			"ON DUPLICATE KEY UPDATE on_hand = on_hand + VALUES(on_hand), updated_at = VALUES(updated_at)", p.SKUID, p.Pool, -moved); err != nil {
-			return fmt.Errorf("return units to inventory: %w", err)
+		if err := store.ReturnToInventory(ctx, tx, p.SKUID, p.Pool, moved); err != nil {
+			return err
 		}
 	}
 	if err := store.InsertLedger(ctx, tx, entries); err != nil {

@@ -1,6 +1,7 @@
 package activity_test
 
 import (
+	"fmt"
 	"net/http"
 	"testing"
 
@@ -50,6 +51,16 @@ func TestDraftIsDeletedAndItsUnitsGoBack(t *testing.T) {
 	}
 	if left, err := r.Stock.KeysLeft(ctx, a); err != nil || len(left) != 0 {
 		t.Errorf("keys left: %v %v", left, err)
+	}
+	// A loop that had read the draft before announces it afterwards: nothing stays in Redis for ever.
+	if err := r.Stock.Announce(ctx, a); err != nil {
+		t.Error(err)
+	}
+	for b := range 2 {
+		hash := fmt.Sprintf("%sseckill:activity:{sale:%d}", r.Prefix, b)
+		if ttl := r.Redis.TTL(ctx, hash).Val(); ttl == -1 {
+			t.Errorf("%s stays", hash)
+		}
 	}
 	if status, _ := r.Call(rig.OperatorToken, http.MethodDelete, "/admin/v1/activities/sale", nil, nil); status != http.StatusNotFound {
 		t.Errorf("again: %d", status)

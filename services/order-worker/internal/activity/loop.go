@@ -109,7 +109,7 @@ func (s *Service) tend(ctx context.Context, d *Details, seen map[string]time.Tim
 	if _, err := s.redis.OpenWarm(ctx, a, d.WarmWinner); err != nil && !errors.Is(err, stock.ErrNotWarmed) {
 		return warm, fmt.Errorf("open activity %s: %w", d.ID, err)
 	}
-	if err := s.pushPaused(ctx, d.ID); err != nil {
+	if err := s.PushPaused(ctx, d.ID); err != nil {
 		return warm, err
 	}
 	seen[d.ID] = d.UpdatedAt

@@ -18,7 +18,7 @@ import (
 type WarmResult struct {
 	Already bool   // it was warm before
 	Number  uint64 // the attempt whose stock is sold
-	Opened  int    // buckets opened now
+	Opened  int    // buckets that are open now
 }
 
 // Warm brings a sale's stock into Redis and opens it (R9). It is safe to call again, from anywhere,
@@ -43,17 +43,21 @@ func (s *Service) Warm(ctx context.Context, id string, by audit.Actor) (WarmResu
 var errOvertaken = errors.New("a later warm-up attempt is under way")
 
 func (s *Service) warmOnce(ctx context.Context, id string, by audit.Actor) (WarmResult, error) {
+	number, amounts, winner, err := s.takeNumber(ctx, id)
+	if err != nil {
+		return WarmResult{}, fmt.Errorf("warm activity %s: %w", id, err)
+	}
+	// The plan after the number: an edit takes a later one, and then the amounts are not this plan's.
 	d, err := s.Load(ctx, id)
 	if err != nil {
 		return WarmResult{}, err
 	}
+	if winner == 0 && d.WarmNumber != number {
+		return WarmResult{}, errOvertaken
+	}
 	a, err := d.Stock()
 	if err != nil {
 		return WarmResult{}, err
-	}
-	number, amounts, winner, err := s.takeNumber(ctx, id)
-	if err != nil {
-		return WarmResult{}, fmt.Errorf("warm activity %s: %w", id, err)
 	}
 	if winner > 0 {
 		return s.open(ctx, a, winner, true)

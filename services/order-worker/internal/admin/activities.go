@@ -22,10 +22,11 @@ func toActivity(d *activity.Details) (adminapi.Activity, error) {
 }
 
 func (s *Server) createActivity(w http.ResponseWriter, r *http.Request) error {
-	var plan sale.Sale
-	if err := Decode(r, &plan); err != nil {
+	var in sale.Written
+	if err := Decode(r, &in); err != nil {
 		return err
 	}
+	plan := in.Sale()
 	d, existed, err := s.deps.Activities.Create(r.Context(), plan, ActorFrom(r.Context()))
 	if err != nil {
 		return err
@@ -39,6 +40,26 @@ func (s *Server) createActivity(w http.ResponseWriter, r *http.Request) error {
 		return WriteJSON(w, http.StatusOK, out)
 	}
 	return WriteJSON(w, http.StatusCreated, out)
+}
+
+func (s *Server) editActivity(w http.ResponseWriter, r *http.Request) error {
+	var in sale.Written
+	if err := Decode(r, &in); err != nil {
+		return err
+	}
+	plan := in.Sale()
+	if plan.ID != r.PathValue("id") {
+		return invalid("the plan's id is not the one in the path")
+	}
+	d, changed, err := s.deps.Activities.Edit(r.Context(), plan, ActorFrom(r.Context()))
+	if err != nil {
+		return err
+	}
+	out, err := toActivity(d)
+	if err != nil {
+		return err
+	}
+	return WriteJSON(w, http.StatusOK, adminapi.EditResult{Activity: out, Changed: changed})
 }
 
 func (s *Server) listActivities(w http.ResponseWriter, r *http.Request) error {
@@ -160,8 +181,14 @@ func (s *Server) addStock(w http.ResponseWriter, r *http.Request) error {
 	if err := Decode(r, &in); err != nil {
 		return err
 	}
-	if !order.ValidTransactionID(in.OpID) || !order.ValidSKUID(in.SKU) || !order.ValidPool(in.Pool) || in.Quantity < 1 || in.Quantity > sale.MaxUnits {
-		return invalid("op_id, sku_id, pool or quantity is not valid")
+	switch {
+	case !order.ValidTransactionID(in.OpID):
+		return invalid("op_id must be 1 to 64 of A-Za-z0-9_-")
+	case in.Quantity < 1 || in.Quantity > sale.MaxUnits:
+		return invalid(fmt.Sprintf("quantity must be 1 to %d", sale.MaxUnits))
+	}
+	if err := checkPool(in.SKU, in.Pool); err != nil {
+		return err
 	}
 	id := r.PathValue("id")
 	add := activity.Addition{Op: in.OpID, SKU: in.SKU, Pool: in.Pool, Units: in.Quantity}
@@ -213,15 +240,28 @@ func (s *Server) listInventory(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) setInventory(w http.ResponseWriter, r *http.Request) error {
-	var row adminapi.InventoryRow
-	if err := Decode(r, &row); err != nil {
+	var in adminapi.SetInventoryRequest
+	if err := Decode(r, &in); err != nil {
 		return err
 	}
-	if !order.ValidSKUID(row.SKU) || !order.ValidPool(row.Pool) || row.OnHand < 0 || row.OnHand > sale.MaxUnits {
-		return invalid("sku_id, pool or on_hand is not valid")
-	}
-	if _, err := s.deps.Activities.SetInventory(r.Context(), row.SKU, row.Pool, row.OnHand, ActorFrom(r.Context())); err != nil {
+	if err := checkPool(in.SKU, in.Pool); err != nil {
 		return err
 	}
-	return WriteJSON(w, http.StatusOK, row)
+	if in.OnHand == nil || *in.OnHand < 0 || *in.OnHand > sale.MaxUnits {
+		return invalid(fmt.Sprintf("on_hand has to be given, 0 to %d", sale.MaxUnits))
+	}
+	if _, err := s.deps.Activities.SetInventory(r.Context(), in.SKU, in.Pool, *in.OnHand, ActorFrom(r.Context())); err != nil {
+		return err
+	}
+	return WriteJSON(w, http.StatusOK, adminapi.InventoryRow{SKU: in.SKU, Pool: in.Pool, OnHand: *in.OnHand})
+}
+
+func checkPool(sku, pool string) error {
+	switch {
+	case !order.ValidSKUID(sku):
+		return invalid(fmt.Sprintf("sku_id must be 1 to %d of A-Za-z0-9_-", order.MaxSKUID))
+	case !order.ValidPool(pool):
+		return invalid(fmt.Sprintf("pool must be 1 to %d of a-z0-9_-", order.MaxPool))
+	}
+	return nil
 }

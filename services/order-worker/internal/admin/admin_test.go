@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,9 +15,14 @@ import (
 	"seckill/pkg/adminapi"
 	"seckill/pkg/messaging"
 	"seckill/pkg/order"
+	"seckill/pkg/sale"
 	"seckill/pkg/testkit"
 	"seckill/services/order-worker/internal/admin"
+	"seckill/services/order-worker/internal/rebuild"
+	"seckill/services/order-worker/internal/reconcile"
 	"seckill/services/order-worker/internal/rig"
+	"seckill/services/order-worker/internal/settlement"
+	"seckill/services/order-worker/internal/verify"
 )
 
 func TestTokensAreReadStrictly(t *testing.T) {
@@ -30,6 +38,21 @@ func TestTokensAreReadStrictly(t *testing.T) {
 			t.Errorf("%q gave %+v", bad, got)
 		} else if len(hash) > 0 && strings.Contains(err.Error(), hash[:8]) {
 			t.Errorf("the error shows the hash: %v", err)
+		}
+	}
+}
+
+// What the server mounts is in the document, with the role that it needs.
+func TestEveryCallIsDocumented(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../../../docs/admin-api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, route := range slices.Concat(admin.Routes(), new(settlement.Service).Routes(), new(reconcile.Service).Routes(), new(rebuild.Service).Routes(), new(verify.Verifier).Routes()) {
+		row := regexp.MustCompile("(?m)^\\|.*`" + regexp.QuoteMeta(route.Method+" "+route.Path) + "[`?].*").FindString(string(text))
+		if cells := strings.Split(row, " |"); len(cells) < 3 || (strings.TrimSpace(cells[1]) == "v") != (route.Role == admin.Viewer) {
+			t.Errorf("%s %s for a %s: %q", route.Method, route.Path, route.Role, row)
 		}
 	}
 }
@@ -109,6 +132,25 @@ func TestAdminAPI(t *testing.T) {
 			if status, p := r.Call(rig.OperatorToken, c.method, c.path, c.body, nil); status != c.status || p.Code != c.code || p.Type != "/problems/"+c.code {
 				t.Errorf("%s %s %.40v: %d %+v, want %d %s", c.method, c.path, c.body, status, p, c.status, c.code)
 			}
+		}
+		// A number that is not there is not 0, and the answer names it.
+		for _, c := range []struct{ method, path, body, field string }{
+			{http.MethodPut, "inventory", `{"sku_id":"s","pool":"p"}`, "on_hand"},
+			{http.MethodPut, "inventory", `{"sku_id":"s","pool":"p","on_hand":null}`, "on_hand"},
+			{http.MethodPost, "activities/sale/stock", `{"op_id":"o","sku_id":"s","pool":"p"}`, "quantity"},
+			{http.MethodPost, "activities", `{"items":[{"sku_id":"s","price_minor":1,"pools":{"p":1}}]}`, "per_user_limit"},
+			{http.MethodPost, "activities", `{"items":[{"sku_id":"s","pools":{"p":1}}]}`, "items[0].price_minor"},
+			{http.MethodPost, "activities", `{"items":[{"sku_id":"s","price_minor":1,"pools":{"p":null}}]}`, "items[0].pools.p"},
+			{http.MethodPut, "activities/a", `{"id":"a","items":[{"sku_id":"s","price_minor":null,"pools":{"p":1}}]}`, "items[0].price_minor"},
+		} {
+			status, p := r.Call(rig.OperatorToken, c.method, "/admin/v1/"+c.path, c.body, nil)
+			named := strings.Contains(p.Detail, c.field) || slices.ContainsFunc(p.Problems, func(one sale.Problem) bool { return one.Field == c.field })
+			if status != http.StatusBadRequest || p.Code != adminapi.CodeInvalidRequest || !named {
+				t.Errorf("%s %s %s: %d %+v does not name %s", c.method, c.path, c.body, status, p, c.field)
+			}
+		}
+		if n := r.Count("SELECT COUNT(*) FROM inventory"); n != 0 {
+			t.Errorf("%d rows of inventory", n)
 		}
 		_, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities", map[string]any{"id": "x y", "currency": "eur"}, nil)
 		if len(p.Problems) < 5 {
@@ -246,10 +288,12 @@ func TestAdminAPI(t *testing.T) {
 		if len(l.Orders) != 1 || l.Orders[0].OrderID != written.ID.String() {
 			t.Errorf("%+v", l)
 		}
+		if code, p := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/orders?activity_id=sal", nil, &l); code != http.StatusNotFound || p.Code != adminapi.CodeActivityNotFound {
+			t.Errorf("orders of a sale that does not exist: %d %+v", code, p)
+		}
 		l = adminapi.OrderList{}
-		r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/orders?activity_id=sal", nil, &l)
-		if len(l.Orders) != 0 {
-			t.Errorf("orders of another sale: %+v", l)
+		if code, p := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/orders?activity_id=sale&status=refunded", nil, &l); code != http.StatusOK || len(l.Orders) != 0 {
+			t.Errorf("nothing matches: %d %+v %+v", code, p, l)
 		}
 	})
 

@@ -362,7 +362,7 @@ func (c *console) discard(_ http.ResponseWriter, r *http.Request) (to, said stri
 		return "", "", invalid("name a letter")
 	}
 	reason := r.PostFormValue("reason")
-	if err := checkReason(reason); err != nil {
+	if err := CheckReason(reason); err != nil {
 		return "", "", err
 	}
 	res, err := c.s.deps.Letters.Discard(r.Context(), sel, reason, false, ActorFrom(r.Context()))

@@ -64,7 +64,7 @@ func (s *Server) discardLetters(w http.ResponseWriter, r *http.Request) error {
 	if err := Decode(r, &in); err != nil {
 		return err
 	}
-	if err := checkReason(in.Reason); err != nil {
+	if err := CheckReason(in.Reason); err != nil {
 		return err
 	}
 	out, err := s.deps.Letters.Discard(r.Context(), in.LetterSelection, in.Reason, in.DryRun, ActorFrom(r.Context()))

@@ -68,6 +68,12 @@ func (s *Server) listOrders(w http.ResponseWriter, r *http.Request) error {
 	if err := q.Find(&rows).Error; err != nil {
 		return fmt.Errorf("list orders: %w", err)
 	}
+	if id := query.Get("activity_id"); id != "" && len(rows) == 0 && cursor == "" {
+		// An empty list for a mistyped sale would read as "nobody bought".
+		if _, err := s.deps.Activities.Load(r.Context(), id); err != nil {
+			return err
+		}
+	}
 	out := adminapi.OrderList{Orders: []adminapi.Order{}}
 	if len(rows) > limit {
 		rows = rows[:limit]
@@ -164,7 +170,7 @@ func (s *Server) cancelOrder(w http.ResponseWriter, r *http.Request) error {
 	if err := Decode(r, &in); err != nil {
 		return err
 	}
-	if err := checkReason(in.Reason); err != nil {
+	if err := CheckReason(in.Reason); err != nil {
 		return err
 	}
 	o, content, err := s.findOrder(ctx, r.PathValue("id"))
@@ -206,7 +212,7 @@ func (s *Server) refundOrder(w http.ResponseWriter, r *http.Request) error {
 	if err := Decode(r, &in); err != nil {
 		return err
 	}
-	if err := checkReason(in.Reason); err != nil {
+	if err := CheckReason(in.Reason); err != nil {
 		return err
 	}
 	o, _, err := s.findOrder(ctx, r.PathValue("id"))
@@ -240,8 +246,8 @@ func (s *Server) refundOrder(w http.ResponseWriter, r *http.Request) error {
 	return WriteJSON(w, http.StatusAccepted, adminapi.RefundResult{OrderID: o.OrderID, Status: o.Status, Changed: true, Queued: true})
 }
 
-// checkReason bounds an operator's words by what the audit can hold, in any language.
-func checkReason(reason string) error {
+// CheckReason bounds an operator's words by what the audit can hold, in any language.
+func CheckReason(reason string) error {
 	if strings.TrimSpace(reason) == "" || utf8.RuneCountInString(reason) > 200 || strings.ContainsFunc(reason, unicode.IsControl) {
 		return invalid("reason must be 1 to 200 characters, without control characters")
 	}

@@ -68,7 +68,7 @@ func (s *Server) settleRefund(w http.ResponseWriter, r *http.Request) error {
 	if err := Decode(r, &in); err != nil {
 		return err
 	}
-	if err := checkReason(in.Reason); err != nil {
+	if err := CheckReason(in.Reason); err != nil {
 		return err
 	}
 	unknown := NewProblem(http.StatusNotFound, adminapi.CodePaymentNotFound, "there is no such payment")
@@ -79,8 +79,8 @@ func (s *Server) settleRefund(w http.ResponseWriter, r *http.Request) error {
 	changed := false
 	err := s.deps.Store.InTx(ctx, func(tx *store.Tx) error {
 		changed = false
-		var status string
-		err := tx.QueryRowContext(ctx, "SELECT status FROM payments WHERE transaction_id = ? FOR UPDATE", id).Scan(&status)
+		var status, of string
+		err := tx.QueryRowContext(ctx, "SELECT status, order_id FROM payments WHERE transaction_id = ? FOR UPDATE", id).Scan(&status, &of)
 		switch {
 		case errors.Is(err, sql.ErrNoRows):
 			return unknown
@@ -96,6 +96,12 @@ func (s *Server) settleRefund(w http.ResponseWriter, r *http.Request) error {
 			return fmt.Errorf("settle payment %s: %w", id, err)
 		}
 		changed = true
+		// The buyer's order still says that his money is due; the sweep takes that off.
+		if oid, err := order.ParseID(of); err == nil {
+			if err := store.Owe(ctx, tx, store.CompensateRefundDue, []*store.Order{{ID: of, ActivityID: oid.Activity}}, 0); err != nil {
+				return err
+			}
+		}
 		return audit.Write(ctx, tx, by, audit.Entry{
 			Action: "payment.settle_refund", Subject: id, Reason: in.Reason, Result: "done",
 			Before: map[string]string{"status": status}, After: map[string]string{"status": store.PaymentSettled},

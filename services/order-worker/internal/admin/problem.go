@@ -58,6 +58,8 @@ func toProblem(err error) *Problem {
 		return NewProblem(http.StatusNotFound, adminapi.CodeJobNotFound, "there is no such replay job")
 	case errors.Is(err, deadletter.ErrSelection):
 		return invalid(err.Error())
+	case errors.Is(err, stock.ErrCorrupt):
+		return NewProblem(http.StatusConflict, adminapi.CodeConflict, err.Error()+"; a rebuild of the sale writes its keys anew")
 	case unavailable(err):
 		return NewProblem(http.StatusServiceUnavailable, adminapi.CodeUnavailable, "a store or the broker does not answer; the call may be repeated")
 	}

@@ -14,6 +14,7 @@ import (
 	"seckill/pkg/order"
 	"seckill/pkg/testkit"
 	"seckill/services/order-worker/internal/rig"
+	"seckill/services/order-worker/internal/rollback"
 	"seckill/services/order-worker/internal/store"
 )
 
@@ -159,6 +160,20 @@ func TestMoneyThatIsDueIsSettledOnce(t *testing.T) {
 			t.Errorf("%s: %d %+v, want %d", path, status, p, want)
 		}
 	}
+	// What the buyer is told follows.
+	told := func(want bool) {
+		t.Helper()
+		testkit.Eventually(t, 20*time.Second, func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			rec, err := r.Stock.Order(ctx, o.ID)
+			if err == nil && rec.RefundDue != want {
+				err = fmt.Errorf("refund due: %v, want %v", rec.RefundDue, want)
+			}
+			return err
+		})
+	}
+	told(true)
 	for i := range 2 {
 		var res adminapi.SettleRefundResult
 		if status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/payments/second/settle-refund", adminapi.SettleRefundRequest{Reason: "已退款"}, &res); status != http.StatusOK || res.Changed != (i == 0) ||
@@ -166,6 +181,8 @@ func TestMoneyThatIsDueIsSettledOnce(t *testing.T) {
 			t.Errorf("%d: %d %+v %+v", i, status, p, res)
 		}
 	}
+	r.Go(rollback.NewSweeper(r.Rollbacks, rollback.SweepConfig{Interval: 50 * time.Millisecond}, testkit.Logger(t)).Run)
+	told(false)
 	if n := r.Count("SELECT COUNT(*) FROM operator_audit WHERE action = 'payment.settle_refund'"); n != 1 {
 		t.Errorf("%d audit rows", n)
 	}

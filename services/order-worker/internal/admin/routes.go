@@ -7,6 +7,7 @@ func (s *Server) routes() []Route {
 		{Method: http.MethodPost, Path: "/admin/v1/activities", Role: Operator, Handler: s.createActivity},
 		{Method: http.MethodGet, Path: "/admin/v1/activities", Role: Viewer, Handler: s.listActivities},
 		{Method: http.MethodGet, Path: "/admin/v1/activities/{id}", Role: Viewer, Handler: s.showActivity},
+		{Method: http.MethodPut, Path: "/admin/v1/activities/{id}", Role: Operator, Handler: s.editActivity},
 		{Method: http.MethodDelete, Path: "/admin/v1/activities/{id}", Role: Operator, Handler: s.deleteActivity},
 		{Method: http.MethodPost, Path: "/admin/v1/activities/{id}/warm", Role: Operator, Handler: s.warmActivity},
 		{Method: http.MethodPost, Path: "/admin/v1/activities/{id}/pause", Role: Operator, Handler: s.setPaused(true)},

@@ -68,7 +68,7 @@ func (a *App) adminAPI() (*admin.Server, error) {
 		return nil, err
 	}
 	v := verify.New(a.store, a.stock, a.activities, a.settlement)
-	for _, route := range slices.Concat(a.settlement.Routes(), a.reconcile.Routes(), v.Routes()) {
+	for _, route := range slices.Concat(a.settlement.Routes(), a.reconcile.Routes(), a.rebuild.Routes(), v.Routes()) {
 		s.Mount(route)
 	}
 	credentials := rehearsal.Config{JWTSecret: a.cfg.Auth.JWTSecret.Reveal()}

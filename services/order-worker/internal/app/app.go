@@ -19,8 +19,10 @@ import (
 	"seckill/services/order-worker/internal/activity"
 	"seckill/services/order-worker/internal/deadletter"
 	"seckill/services/order-worker/internal/follow"
+	"seckill/services/order-worker/internal/levels"
 	"seckill/services/order-worker/internal/payment"
 	"seckill/services/order-worker/internal/persist"
+	"seckill/services/order-worker/internal/rebuild"
 	"seckill/services/order-worker/internal/reconcile"
 	"seckill/services/order-worker/internal/relay"
 	"seckill/services/order-worker/internal/rollback"
@@ -45,10 +47,12 @@ type App struct {
 	rollback   *rollback.Handler
 	sweeper    *rollback.Sweeper
 	relay      *relay.Relay
+	levels     *levels.Levels
 	activities *activity.Service
 	letters    *deadletter.Service
 	settlement *settlement.Service
 	reconcile  *reconcile.Service
+	rebuild    *rebuild.Service
 
 	ops   *observability.Server
 	admin *adminServer
@@ -114,6 +118,9 @@ func (a *App) build() (err error) {
 	if a.relay, err = relay.New(a.cfg.Relay, a.store, a.stock, a.broker, a.log, a.registry); err != nil {
 		return err
 	}
+	if a.levels, err = levels.New(a.store, a.log, a.registry); err != nil {
+		return err
+	}
 	if a.activities, err = activity.New(a.store, a.stock, activity.Config{Tiers: a.cfg.RabbitMQ.DelayTiers, WarmBefore: max(a.cfg.Activity.WarmBefore, 0)}, a.log, a.registry); err != nil {
 		return err
 	}
@@ -121,6 +128,9 @@ func (a *App) build() (err error) {
 		return err
 	}
 	if a.reconcile, err = reconcile.New(a.cfg.Reconcile, a.store, a.stock, a.activities, a.follow, a.broker, a.log, a.registry); err != nil {
+		return err
+	}
+	if a.rebuild, err = rebuild.New(a.cfg.Rebuild, a.store, a.stock, a.activities, a.follow, a.reconcile, a.broker, a.log, a.registry); err != nil {
 		return err
 	}
 	a.letters, err = deadletter.New(a.store, a.stock, a.broker, a.follow, deadletter.Config{}, a.log, a.registry)
@@ -166,9 +176,11 @@ func (a *App) Run(ctx context.Context) int {
 		g.Add(a.loop("sweeper", a.sweeper.Run))
 		g.Add(a.loop("activities", a.activities.Run))
 		g.Add(a.loop("ends", a.settlement.Run))
+		g.Add(a.loop("levels", a.levels.Run))
 	}
 	if a.cfg.has(RoleReconciler) {
 		g.Add(a.loop("reconciler", a.reconcile.Run))
+		g.Add(a.loop("rebuild", a.rebuild.Run))
 	}
 	if a.cfg.has(RoleRollbacks) {
 		g.Add(a.consumer(messaging.ConsumerConfig{
@@ -202,7 +214,7 @@ func (a *App) Run(ctx context.Context) int {
 func (a *App) consumer(cfg messaging.ConsumerConfig, h messaging.Handler) lifecycle.Component {
 	return lifecycle.Component{
 		Name: cfg.Queue, StopTimeout: max(cfg.StopTimeout, 20*time.Second) + 5*time.Second,
-		Run: func(ctx context.Context) error { return a.broker.Consume(ctx, cfg, h) },
+		Run: func(ctx context.Context) error { return a.broker.Consume(ctx, cfg, rebuild.Watch(a.store, h)) },
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"seckill/pkg/messaging"
 	"seckill/pkg/observability"
 	"seckill/pkg/stock"
+	"seckill/services/order-worker/internal/rebuild"
 	"seckill/services/order-worker/internal/reconcile"
 	"seckill/services/order-worker/internal/relay"
 	"seckill/services/order-worker/internal/rollback"
@@ -25,7 +26,7 @@ const (
 	RoleRelay       = "relay"       // publishes again what stays in the outbox
 	RoleScheduler   = "scheduler"   // sweeps, compensations, announcements, clock
 	RoleDeadLetters = "deadletters" // drains the dead-letter queue, runs replay jobs
-	RoleReconciler  = "reconciler"  // compares Redis and MySQL
+	RoleReconciler  = "reconciler"  // compares Redis and MySQL, rebuilds what Redis has lost
 	RoleAdmin       = "admin"       // serves the admin API
 )
 
@@ -52,6 +53,7 @@ type Config struct {
 	Activity   ActivityConfig    `mapstructure:"activity"`
 	Settlement settlement.Config `mapstructure:"settlement"`
 	Reconcile  reconcile.Config  `mapstructure:"reconcile"`
+	Rebuild    rebuild.Config    `mapstructure:"rebuild"`
 }
 
 // MetricsConfig is the listener of /livez, /readyz and /metrics.
@@ -137,6 +139,7 @@ func (c Config) WithDefaults() Config {
 	c.Sweep = c.Sweep.WithDefaults()
 	c.Settlement = c.Settlement.WithDefaults()
 	c.Reconcile = c.Reconcile.WithDefaults()
+	c.Rebuild = c.Rebuild.WithDefaults()
 	return c
 }
 

@@ -173,7 +173,9 @@ func TestO20_ReplayTwiceAtOnceAndAgainLater(t *testing.T) {
 			}
 			sent, skipped, matched = sent+j.Sent, skipped+j.Skipped, matched+j.Matched
 		}
-		if sent != 10 || skipped != 1 || matched != 11 {
+		// Each order is one job's alone. The unreadable one is looked at by both, where the first has put
+		// it back before the second comes.
+		if sent != 10 || skipped < 1 || skipped > 2 || matched != sent+skipped {
 			return fmt.Errorf("sent %d, skipped %d of %d", sent, skipped, matched)
 		}
 		return nil
@@ -597,6 +599,47 @@ seckill_dead_letters{class="undecodable",state="open"} 2
 }
 
 // A payment, a cancel and an expiry that were dead-lettered are judged by what the rows say.
+// An order that is paid twice: the one payment that was booked does not close the letter of the other, whose
+// money nobody has seen yet. Its own booking does.
+func TestALetterOfAPaymentIsClosedByThatPaymentOnly(t *testing.T) { // O20, R5
+	t.Parallel()
+	r := rig.New(t, rig.Options{})
+	r.Sell(rig.Plan("sale", map[string]int{"national": 5}))
+	o := sold(r, 1)[0]
+	r.ConsumeOrders()
+	r.Publish(messaging.OrderReserved([]order.Order{o}))
+	r.ConsumeDead()
+	payment := func(txn string) messaging.Message {
+		return messaging.OrderPaid(messaging.Payment{OrderID: o.ID, TransactionID: txn, AmountMinor: 1999, Currency: "EUR", ReceivedAt: time.Now().UTC()})
+	}
+	lost := payment("lost")
+	unreadable := messaging.OrderPaid(messaging.Payment{OrderID: o.ID, TransactionID: "unreadable", AmountMinor: -1, Currency: "EUR", ReceivedAt: time.Now().UTC()})
+	fail := r.Consume(messaging.QueuePayments, failing(messaging.ClassAttemptsExhausted))
+	r.Publish(lost, unreadable)
+	for _, m := range []messaging.Message{lost, unreadable} {
+		if l := r.Becomes(m.ID, "open"); l.OrderID != o.ID.String() {
+			t.Errorf("letter %+v", l)
+		}
+	}
+	fail()
+	r.ConsumePayments()
+	for n, txn := range []string{"LOST", "other"} { // ids are told apart by their case, too
+		r.Publish(payment(txn))
+		testkit.Eventually(t, within, func() error {
+			if got := r.Count("SELECT COUNT(*) FROM payments"); got != n+1 {
+				return fmt.Errorf("%d payments are booked", got)
+			}
+			return nil
+		})
+	}
+	r.Publish(lost)
+	r.Becomes(lost.ID, "resolved")
+	r.Becomes(unreadable.ID, "open")
+	if n := r.Count("SELECT COUNT(*) FROM payments WHERE transaction_id = 'lost' COLLATE utf8mb4_bin AND status = 'refund_due'"); n != 1 {
+		t.Errorf("the second payment is booked %d times", n)
+	}
+}
+
 func TestVerdictsOfOtherEvents(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t, rig.Options{})

@@ -2,7 +2,6 @@ package deadletter
 
 import (
 	"context"
-	"database/sql/driver"
 	"fmt"
 	"strconv"
 
@@ -13,8 +12,6 @@ import (
 	"seckill/services/order-worker/internal/audit"
 	"seckill/services/order-worker/internal/store"
 )
-
-var errBadConn = driver.ErrBadConn //nolint:gochecknoglobals // a constant
 
 func forUpdate() clause.Locking { return clause.Locking{Strength: "UPDATE"} }
 

@@ -2,9 +2,6 @@ package deadletter
 
 import (
 	"context"
-	"crypto/sha256"
-	"database/sql"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"strings"
@@ -148,43 +145,12 @@ func (s *Service) runJobs(ctx context.Context) error {
 	}
 	var failed []error
 	for _, j := range jobs {
-		if err := s.exclusively(ctx, j.ID, func() error { return s.runJob(ctx, &j) }); err != nil {
+		// Two workers are never at one job.
+		if _, err := s.st.Exclusively(ctx, "replay/"+j.ID, func() error { return s.runJob(ctx, &j) }); err != nil {
 			failed = append(failed, fmt.Errorf("replay job %s: %w", j.ID, err))
 		}
 	}
 	return errors.Join(failed...)
-}
-
-// exclusively keeps two workers off one job. The lock belongs to a connection: it is gone with the
-// process that held it, however that ended.
-func (s *Service) exclusively(ctx context.Context, job string, do func() error) (err error) {
-	conn, err := s.st.SQL().Conn(ctx)
-	if err != nil {
-		return fmt.Errorf("connect: %w", err)
-	}
-	defer func() { _ = conn.Close() }()
-	var schema string
-	if err := conn.QueryRowContext(ctx, "SELECT DATABASE()").Scan(&schema); err != nil {
-		return fmt.Errorf("lock: %w", err)
-	}
-	sum := sha256.Sum256([]byte(schema + "/" + job)) // locks are the server's, and names at most 64 characters
-	name := "seckill.replay." + hex.EncodeToString(sum[:16])
-	var got sql.NullInt64
-	if err := conn.QueryRowContext(ctx, "SELECT GET_LOCK(?, 0)", name).Scan(&got); err != nil {
-		return fmt.Errorf("lock: %w", err)
-	}
-	if got.Int64 != 1 {
-		return nil // another worker is at it
-	}
-	defer func() {
-		free, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-		defer cancel()
-		if _, ferr := conn.ExecContext(free, "DO RELEASE_LOCK(?)", name); ferr != nil {
-			// The connection goes, and the lock with it.
-			_ = conn.Raw(func(any) error { return errBadConn })
-		}
-	}()
-	return do()
 }
 
 func (s *Service) runJob(ctx context.Context, j *store.ReplayJob) error {

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -32,6 +33,8 @@ type records interface {
 	Confirm(ctx context.Context, cs []stock.Confirmation) ([]stock.Outcome, error)
 	Release(ctx context.Context, rs []stock.Release) ([]stock.Outcome, error)
 	MarkRefundDue(ctx context.Context, id order.ID) error
+	ClearRefundDue(ctx context.Context, id order.ID) error
+	RefundReceipt(ctx context.Context, id order.ID, reason string) error
 	Order(ctx context.Context, id order.ID) (stock.Record, error)
 }
 
@@ -95,6 +98,16 @@ func CompensationDelay() time.Duration { return compensationDelay }
 // Rows does for each row what its state asks for. An error means that something is left to be done:
 // call it again, with the rows as they are then.
 func (f *Follower) Rows(ctx context.Context, rows []*store.Order) error {
+	return f.rows(ctx, rows, false)
+}
+
+// Settled is Rows for a sale whose pools are settled: records follow their rows whatever became of the
+// other keys.
+func (f *Follower) Settled(ctx context.Context, rows []*store.Order) error {
+	return f.rows(ctx, rows, true)
+}
+
+func (f *Follower) rows(ctx context.Context, rows []*store.Order, over bool) error {
 	var pending, final []*store.Order
 	confirm := make([]stock.Confirmation, 0, len(rows))
 	for _, o := range rows {
@@ -126,7 +139,8 @@ func (f *Follower) Rows(ctx context.Context, rows []*store.Order) error {
 	if err := failpoint.Hit(ctx, "worker.after_lua_confirm"); err != nil {
 		return err
 	}
-	return f.Release(ctx, final, nil)
+	_, err := f.release(ctx, final, nil, over)
+	return err
 }
 
 // Schedule puts order.expired for pending rows into the delay queues and waits until the broker has
@@ -146,6 +160,9 @@ func (f *Follower) Schedule(ctx context.Context, rows []*store.Order) error {
 			return err
 		}
 		t := f.broker.Tier(o.PayBefore.Sub(now))
+		if tiers[t] == nil {
+			tiers[t] = make([]order.Order, 0, len(rows)) // nearly always there is one tier
+		}
 		tiers[t] = append(tiers[t], content)
 	}
 	return f.delay(ctx, tiers)
@@ -234,12 +251,13 @@ func onlyCorrupt(err error) bool {
 // else those of the rows. A row whose stock key is missing gets a compensation of its own: the sweep
 // comes back to it.
 func (f *Follower) Release(ctx context.Context, rows []*store.Order, owed []string) error {
-	_, err := f.release(ctx, rows, owed)
+	_, err := f.release(ctx, rows, owed, false)
 	return err
 }
 
-// release also reports the rows that could not be released because a stock key is missing.
-func (f *Follower) release(ctx context.Context, rows []*store.Order, owed []string) (stuck []*store.Order, err error) {
+// release also reports the rows that could not be released because a key is missing or damaged. Where the
+// sale is over nothing is put back, and only the records count.
+func (f *Follower) release(ctx context.Context, rows []*store.Order, owed []string, over bool) (stuck []*store.Order, err error) {
 	if len(rows) == 0 {
 		return nil, nil
 	}
@@ -248,6 +266,7 @@ func (f *Follower) release(ctx context.Context, rows []*store.Order, owed []stri
 	rs := make([]stock.Release, 0, len(rows))
 	of := make([]*store.Order, 0, len(rows))
 	done := make([]string, 0, len(rows))
+	var refunded []string
 	for _, o := range rows {
 		id, err := order.ParseID(o.ID)
 		if err != nil {
@@ -258,6 +277,7 @@ func (f *Follower) release(ctx context.Context, rows []*store.Order, owed []stri
 			// MySQL had less than Redis thought: a unit put back would be accepted and refused for
 			// ever (R7).
 			Withhold: o.Status == order.Rejected && o.Reason == order.ReasonOutOfStock,
+			Over:     over,
 		}
 		if o.Origin == store.OriginBare {
 			rec, err := f.records.Order(rctx, id)
@@ -284,6 +304,14 @@ func (f *Follower) release(ctx context.Context, rows []*store.Order, owed []stri
 				f.log.ErrorContext(ctx, "redis record cannot be read, its release is kept for later", "order_id", of[i].ID, "error", err)
 				out = stock.NoStockKey
 			}
+			if of[i].Status == order.Refunded {
+				refunded = append(refunded, of[i].ID)
+				if out == stock.NoRecord {
+					if err := f.records.RefundReceipt(rctx, rs[i].ID, rs[i].Reason); err != nil && !onlyCorrupt(err) {
+						return nil, err
+					}
+				}
+			}
 			switch out {
 			case stock.Applied, stock.Already, stock.NoRecord:
 				done = append(done, of[i].ID)
@@ -301,8 +329,12 @@ func (f *Follower) release(ctx context.Context, rows []*store.Order, owed []stri
 	if err := failpoint.Hit(ctx, "worker.cancel.after_release"); err != nil {
 		return nil, err
 	}
+	// What was paid for them has to go back, until it was sent back: their buyers see that, too.
+	if err := f.refunds(ctx, refunded); err != nil && !onlyCorrupt(err) {
+		return nil, err
+	}
 	if len(stuck) > 0 {
-		f.log.ErrorContext(ctx, "stock key missing, releases are kept for later", "orders", len(stuck), "activity_id", stuck[0].ActivityID)
+		f.log.ErrorContext(ctx, "a key is missing or damaged, releases are kept for later", "orders", len(stuck), "activity_id", stuck[0].ActivityID)
 		if err := store.Owe(ctx, f.st.SQL(), store.CompensateRelease, stuck, compensationDelay); err != nil {
 			return nil, err
 		}
@@ -323,6 +355,10 @@ func without(owed []string, stuck []*store.Order) []string {
 
 // RefundDue marks the records of orders that money arrived for which has to go back.
 func (f *Follower) RefundDue(ctx context.Context, ids []string) error {
+	return f.mark(ctx, ids, f.records.MarkRefundDue)
+}
+
+func (f *Follower) mark(ctx context.Context, ids []string, with func(context.Context, order.ID) error) error {
 	rctx, cancel := context.WithTimeout(ctx, redisTimeout)
 	defer cancel()
 	for _, s := range ids {
@@ -330,11 +366,36 @@ func (f *Follower) RefundDue(ctx context.Context, ids []string) error {
 		if err != nil {
 			return fmt.Errorf("mark refund due: %w", err)
 		}
-		if err := f.records.MarkRefundDue(rctx, id); err != nil && !errors.Is(err, stock.ErrOrderNotFound) && !errors.Is(err, stock.ErrArchived) {
+		if err := with(rctx, id); err != nil && !errors.Is(err, stock.ErrOrderNotFound) && !errors.Is(err, stock.ErrArchived) {
 			return fmt.Errorf("mark refund due of order %s: %w", s, err)
 		}
 	}
 	return nil
+}
+
+// refunds brings the marks of records to what the payments say: money that was sent back is due no more.
+func (f *Follower) refunds(ctx context.Context, ids []string) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	due, err := f.st.RefundsDue(ctx, ids)
+	if err != nil {
+		return err
+	}
+	var over []string
+	for _, id := range ids {
+		if !due[id] {
+			over = append(over, id)
+		}
+	}
+	if err := f.mark(ctx, over, f.records.ClearRefundDue); err != nil {
+		return err
+	}
+	// A payment that became due meanwhile may have set its mark before we took it off: look again.
+	if due, err = f.st.RefundsDue(ctx, ids); err != nil {
+		return err
+	}
+	return f.RefundDue(ctx, slices.Sorted(maps.Keys(due)))
 }
 
 // Kept applies payments that came before their orders and follows what they changed (R5). Call it
@@ -368,6 +429,18 @@ func (f *Follower) Kept(ctx context.Context, orderIDs []string) error {
 
 // Compensate carries out compensations that have come up (C9): the rows are read again, and followed.
 func (f *Follower) Compensate(ctx context.Context, due []store.Compensation) error {
+	return f.compensate(ctx, due, false)
+}
+
+// CompensateEnded is Compensate for a sale whose end is recorded and marked. A release that waits for a
+// stock key which Redis has lost, or for one that was damaged, would wait for ever: no request and no sweep
+// makes the key again, and nobody buys from it any more. The record is released without it; what is left
+// of the pool, and what the buyer holds, is in MySQL.
+func (f *Follower) CompensateEnded(ctx context.Context, due []store.Compensation) error {
+	return f.compensate(ctx, due, true)
+}
+
+func (f *Follower) compensate(ctx context.Context, due []store.Compensation, ended bool) error {
 	var release, ids, mark []string
 	for _, c := range due {
 		switch c.Kind {
@@ -391,7 +464,10 @@ func (f *Follower) Compensate(ctx context.Context, due []store.Compensation) err
 	}
 	var stuck []*store.Order
 	for part := range slices.Chunk(final, 512) {
-		s, err := f.release(ctx, part, []string{})
+		s, err := f.release(ctx, part, []string{}, false)
+		if err == nil && ended && len(s) > 0 {
+			s, err = f.release(ctx, s, nil, true)
+		}
 		if err != nil {
 			return errors.Join(err, f.st.CompensationFailed(context.WithoutCancel(ctx), store.CompensateRelease, release, err))
 		}
@@ -405,11 +481,11 @@ func (f *Follower) Compensate(ctx context.Context, due []store.Compensation) err
 		for i, o := range stuck {
 			ids[i] = o.ID
 		}
-		if err := f.st.CompensationFailed(ctx, store.CompensateRelease, ids, errors.New("stock key missing")); err != nil {
+		if err := f.st.CompensationFailed(ctx, store.CompensateRelease, ids, errors.New("a key in redis is missing or damaged")); err != nil {
 			return err
 		}
 	}
-	if err := f.RefundDue(ctx, mark); err != nil {
+	if err := f.refunds(ctx, mark); err != nil {
 		return errors.Join(err, f.st.CompensationFailed(context.WithoutCancel(ctx), store.CompensateRefundDue, mark, err))
 	}
 	return f.st.Paid(ctx, store.CompensateRefundDue, mark)

@@ -138,7 +138,11 @@ func (h *Handler) handle(ctx context.Context, batch []messaging.Delivery, result
 	if err != nil || !letters {
 		return err
 	}
-	return h.st.ResolveLetters(ctx, messaging.QueuePayments, out.orders)
+	orders, ids := make([]string, len(out.done)), make([]string, len(out.done))
+	for i, a := range out.done {
+		orders[i], ids[i] = a.p.OrderID, batch[a.delivery].ID
+	}
+	return h.st.ResolvePayments(ctx, messaging.QueuePayments, orders, ids)
 }
 
 // booking is what one transaction did.
@@ -149,7 +153,7 @@ type booking struct {
 	follow    []*store.Order // rows that Redis has to follow
 	due       []string       // orders whose record has to say that money goes back
 	kept      []string       // orders that payments wait for
-	orders    []string       // all orders whose payments are booked
+	done      []arrived      // what is booked, now or before
 }
 
 func book(ctx context.Context, tx *store.Tx, list []arrived) (booking, error) {
@@ -179,7 +183,7 @@ func book(ctx context.Context, tx *store.Tx, list []arrived) (booking, error) {
 			out.conflicts = append(out.conflicts, a)
 			continue
 		}
-		out.orders = append(out.orders, p.OrderID)
+		out.done = append(out.done, a)
 		o := rows[p.OrderID]
 		if was != nil {
 			// Booked before: nothing is booked again, but whoever did it may have died before Redis

@@ -74,7 +74,7 @@ func New(st *store.Store, sales *store.Catalogue, f *follow.Follower, log *slog.
 // item is one order in one delivery.
 type item struct {
 	delivery int
-	content  order.Order
+	content  *order.Order
 }
 
 // Handle is a messaging.Handler.
@@ -93,7 +93,7 @@ func (h *Handler) Handle(ctx context.Context, batch []messaging.Delivery) []mess
 }
 
 func (h *Handler) handle(ctx context.Context, batch []messaging.Delivery, results []messaging.Result) error {
-	items := make([]item, 0, len(batch))
+	items := make([]item, 0, 512)
 	var invalid []messaging.InvalidOrder
 	seenBefore := false
 	for i, d := range batch {
@@ -103,8 +103,8 @@ func (h *Handler) handle(ctx context.Context, batch []messaging.Delivery, result
 			h.persisted.WithLabelValues("invalid").Inc()
 			continue
 		}
-		for _, o := range good {
-			items = append(items, item{i, o})
+		for j := range good {
+			items = append(items, item{i, &good[j]})
 		}
 		for _, b := range bad {
 			results[i].Dead = append(results[i].Dead, messaging.Dead{Message: b.Message, Class: ClassInvalidOrder, Err: b.Err})
@@ -123,7 +123,7 @@ func (h *Handler) handle(ctx context.Context, batch []messaging.Delivery, result
 		ids[i] = it.content.ID.String()
 		if !seen[ids[i]] {
 			seen[ids[i]] = true
-			unique = append(unique, it.content)
+			unique = append(unique, *it.content)
 		}
 	}
 	rows, err := h.persist(ctx, unique, seenBefore)
@@ -148,14 +148,14 @@ func (h *Handler) handle(ctx context.Context, batch []messaging.Delivery, result
 		if row == nil {
 			return fmt.Errorf("order %s: no row after its transaction", ids[i])
 		}
-		if !row.SameContent(it.content) {
+		if !row.SameContent(*it.content) {
 			h.persisted.WithLabelValues("conflict").Inc()
-			results[it.delivery].Dead = append(results[it.delivery].Dead, h.letter(batch[it.delivery], it.content, ClassConflict,
+			results[it.delivery].Dead = append(results[it.delivery].Dead, h.letter(batch[it.delivery], *it.content, ClassConflict,
 				fmt.Errorf("order %s is stored with other content", ids[i])))
 			continue
 		}
 		if row.Status == order.Rejected && row.Reason == order.ReasonUnknownActivity {
-			results[it.delivery].Dead = append(results[it.delivery].Dead, h.letter(batch[it.delivery], it.content, ClassUnknownActivity,
+			results[it.delivery].Dead = append(results[it.delivery].Dead, h.letter(batch[it.delivery], *it.content, ClassUnknownActivity,
 				fmt.Errorf("activity %s with sku %s and pool %s is not known", row.ActivityID, row.SKUID, row.Pool)))
 		}
 		if seen[ids[i]] {
@@ -447,7 +447,7 @@ func (t *transaction) decide(tx *store.Tx, rows []*store.Order) (take []*store.O
 			guards[o.ActivityID] = o.Reason
 			// What the pool's row cannot account for is withheld now, so that allocated is explained
 			// again; what is merely too little for this order stays available.
-			if n := min(int64(o.Quantity), p.Allocated-p.Available-p.Withheld-p.Live-p.Returned); n > 0 {
+			if n := min(int64(o.Quantity), p.Unexplained()); n > 0 {
 				p.Withheld += n
 				withheld[pool(o)] += n
 				ledger = append(ledger, store.LedgerEntry{Ref: o.ID, Op: store.OpWithhold, Account: store.AccountSale, ActivityID: o.ActivityID, SKUID: o.SKUID, Pool: o.Pool, Delta: -n})

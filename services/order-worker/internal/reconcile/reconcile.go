@@ -302,10 +302,37 @@ func (p *pass) run(ctx context.Context) error {
 	if err := p.read(ctx); err != nil {
 		return err
 	}
+	if err := p.strayMarkers(ctx); err != nil {
+		return err
+	}
 	if err := p.compareOrders(ctx); err != nil {
 		return err
 	}
 	return p.compareStock(ctx)
+}
+
+// strayMarkers looks for end markers of a sale that MySQL knows nothing of having ended, where every end
+// is recorded first: the sale is closed to its buyers, and nobody wanted that.
+func (p *pass) strayMarkers(ctx context.Context) error {
+	if p.d.State != store.ActivityWarmed {
+		return nil
+	}
+	marks, err := p.s.redis.Markers(ctx, p.a)
+	if err != nil {
+		return err
+	}
+	for b, m := range marks {
+		if !m.Ended {
+			continue
+		}
+		// Read after the marker: an end that came meanwhile is there by now.
+		if d, err := p.s.sales.Load(ctx, p.a.ID); err != nil || d.State != store.ActivityWarmed {
+			p.moved = true
+			return err
+		}
+		p.add(adminapi.Difference{Kind: adminapi.DiffContradicts, Detail: fmt.Sprintf("bucket %d has an end marker, but the sale has not ended: rebuild the sale", b)})
+	}
+	return nil
 }
 
 // read reads Redis, with the versions first, and then one moment of MySQL.
@@ -317,6 +344,11 @@ func (p *pass) read(ctx context.Context) error {
 		}
 		if err != nil {
 			return err
+		}
+		// Announced again after a loss, or under a rebuild's hands: what is missing in it is not to be
+		// put back piece by piece.
+		if !snap.Open || snap.Warm != p.d.WarmWinner {
+			return fmt.Errorf("bucket %d is closed; this is a rebuild's work: %w", b, stock.ErrNotWarmed)
 		}
 		p.buckets = append(p.buckets, snap)
 	}
@@ -355,9 +387,10 @@ func (p *pass) read(ctx context.Context) error {
 		return fmt.Errorf("read pools: %w", err)
 	}
 	p.avail = map[[2]string]int64{}
-	for _, r := range pools {
-		p.avail[[2]string{r.SKUID, r.Pool}] = r.Available
-		if d := r.Allocated - r.Available - r.Withheld - r.Live - r.Returned; d != 0 {
+	for i := range pools {
+		r := &pools[i]
+		p.avail[[2]string{r.SKUID, r.Pool}] = r.Sellable()
+		if d := r.Unexplained(); d != 0 {
 			p.add(adminapi.Difference{Kind: adminapi.DiffUnexplained, SKU: r.SKUID, Pool: r.Pool, Units: d,
 				Detail: fmt.Sprintf("allocated %d, available %d, withheld %d, live %d, returned %d", r.Allocated, r.Available, r.Withheld, r.Live, r.Returned)})
 		}
@@ -382,7 +415,7 @@ func (p *pass) compareOrders(ctx context.Context) error {
 			waiting[id.String()] = true
 		}
 	}
-	var publish []order.Order
+	var publish []stock.Record
 	var behind, release []string
 	forgotten := map[int][]string{}
 	for id, rec := range p.records {
@@ -390,7 +423,7 @@ func (p *pass) compareOrders(ctx context.Context) error {
 		switch {
 		case !ok:
 			if rec.Status.Live() && !waiting[id] && now.Sub(rec.ReservedAt) >= p.s.cfg.Young {
-				publish = append(publish, rec.Order)
+				publish = append(publish, rec)
 				p.add(adminapi.Difference{Kind: adminapi.DiffNotPublished, OrderID: id, SKU: rec.SKU, Pool: rec.Pool, Units: int64(rec.Quantity),
 					Detail: "reserved in redis, no row, in no outbox", Repaired: p.repair})
 			}
@@ -422,9 +455,17 @@ func (p *pass) compareOrders(ctx context.Context) error {
 		return err
 	}
 	if p.repair {
+		// With the digests of their idempotency keys: the row is what a rebuild makes the keys from.
+		if err := p.s.redis.Digests(ctx, publish); err != nil {
+			return fmt.Errorf("read digests: %w", err)
+		}
 		for len(publish) > 0 {
 			n := min(len(publish), messaging.MaxOrdersPerMessage)
-			for _, err := range p.s.broker.Publish(ctx, messaging.ExchangeEvents, messaging.OrderReserved(publish[:n])) {
+			orders := make([]order.Order, n)
+			for i := range orders {
+				orders[i] = publish[i].Order
+			}
+			for _, err := range p.s.broker.Publish(ctx, messaging.ExchangeEvents, messaging.OrderReserved(orders)) {
 				if err != nil {
 					return fmt.Errorf("publish orders without a row: %w", err)
 				}
@@ -468,7 +509,41 @@ func (p *pass) follow(ctx context.Context, kind string, ids []string) error {
 	if !p.repair || len(todo) == 0 {
 		return nil
 	}
-	return p.s.follow.Rows(ctx, todo)
+	if err := p.s.follow.Rows(ctx, todo); err != nil {
+		return err
+	}
+	return p.followed(ctx, todo)
+}
+
+// followed takes back what was said of the records that were found last and have not followed their rows:
+// a key that a script needs is damaged, and repeating it helps nobody.
+func (p *pass) followed(ctx context.Context, rows []*store.Order) error {
+	ids := map[int][]order.ID{}
+	for _, o := range rows {
+		id, err := order.ParseID(o.ID)
+		if err != nil {
+			return fmt.Errorf("read order %s: %w", o.ID, err)
+		}
+		ids[id.Bucket] = append(ids[id.Bucket], id)
+	}
+	is := map[string]order.Status{}
+	for bucket, ids := range ids {
+		records, err := p.s.redis.Records(ctx, p.a.ID, bucket, ids)
+		if err != nil {
+			return err
+		}
+		for _, r := range records {
+			is[r.ID.String()] = r.Status
+		}
+	}
+	for i, o := range rows {
+		f := &p.found[len(p.found)-len(rows)+i]
+		if status, ok := is[o.ID]; ok && status == p.records[o.ID].Status {
+			f.Repaired = false
+			f.Detail += "; following the row changes nothing, a key of this order or of its buyer is damaged: rebuild the sale"
+		}
+	}
+	return nil
 }
 
 // restore brings back records that Redis lost, and lowers the stock by their units in the same step: a

@@ -185,6 +185,26 @@ func TestO24_RedisIsBroughtInLine(t *testing.T) {
 	})
 }
 
+// A row that somebody gave more than was allocated is reported, and puts nothing on sale (P1).
+func TestUnitsFromNowhereAreNotPutOnSale(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{Reconcile: now})
+	r.Sell(rig.Plan("sale", map[string]int{"national": 10}))
+	r.Exec("UPDATE activity_stock SET available = available + 3 WHERE activity_id = 'sale'")
+	for range 3 {
+		res, err := r.Reconciler.Reconcile(t.Context(), "sale", true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(res.Differences) != 1 || res.Differences[0].Kind != adminapi.DiffUnexplained || res.Differences[0].Units != -3 {
+			t.Errorf("found %+v", res.Differences)
+		}
+	}
+	if n := r.Level("sale", "national"); n != 10 {
+		t.Errorf("%d on sale of 10", n)
+	}
+}
+
 // R8: comparisons beside a running sale change nothing that is right.
 func TestComparingARunningSaleChangesNothing(t *testing.T) {
 	t.Parallel()
@@ -220,6 +240,62 @@ func TestComparingARunningSaleChangesNothing(t *testing.T) {
 	}
 }
 
+// A release that cannot run, since the buyer's limit is damaged, is no repair, however often it is tried.
+func TestWhatChangedNothingIsNotCalledRepaired(t *testing.T) { // R8, O09
+	t.Parallel()
+	r := rig.New(t, rig.Options{Reconcile: now})
+	r.Sell(rig.Plan("sale", map[string]int{"national": 10}))
+	r.ConsumeOrders()
+	o := r.MustBuy("sale", "victim")
+	other := r.MustBuy("sale", "other")
+	r.Publish(messaging.OrderReserved([]order.Order{o, other}))
+	persisted(r, 2)
+	quiet(r, "sale")
+	limit := r.Prefix + "seckill:user:limit:{sale:0}:victim"
+	if err := r.Redis.Set(ctx(t), limit, "hello", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	r.Exec("UPDATE orders SET status = 'cancelled', reason = 'user_cancelled'")
+	for range 2 {
+		res, err := r.Reconciler.Reconcile(ctx(t), "sale", true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		repaired := map[string]bool{}
+		for _, d := range res.Differences {
+			if _, twice := repaired[d.OrderID]; twice && d.OrderID != "" {
+				t.Errorf("listed twice: %+v", res.Differences)
+			}
+			repaired[d.OrderID] = d.Repaired
+		}
+		if done, ok := repaired[o.ID.String()]; !ok || done || res.DriftUnits == 0 || res.Passes == 10 {
+			t.Errorf("%+v", res)
+		}
+	}
+	if rec, err := r.Stock.Order(ctx(t), other.ID); err != nil || rec.Status != order.Cancelled {
+		t.Errorf("its neighbour was not released: %+v, %v", rec, err)
+	}
+}
+
+// An end marker that nobody meant closes a sale to its buyers: a comparison names it.
+func TestAStrayEndMarkerIsFound(t *testing.T) { // R8
+	t.Parallel()
+	r := rig.New(t, rig.Options{Reconcile: now})
+	r.Sell(rig.Plan("sale", map[string]int{"national": 10}))
+	same(r, "sale")
+	if err := r.Redis.Set(ctx(t), r.Prefix+"seckill:activity:{sale:0}:end", "junk", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	res, err := r.Reconciler.Reconcile(ctx(t), "sale", true)
+	if err != nil || kinds(res)[adminapi.DiffContradicts] != 1 || res.Differences[0].Repaired {
+		t.Errorf("%+v, %v", res, err)
+	}
+	if _, err := r.Ends.End(ctx(t), "sale", rig.Operator(), ""); err != nil {
+		t.Fatal(err)
+	}
+	same(r, "sale")
+}
+
 // A sale without anything to compare.
 func TestSettledSalesAreLeftAlone(t *testing.T) {
 	t.Parallel()
@@ -227,7 +303,14 @@ func TestSettledSalesAreLeftAlone(t *testing.T) {
 	if _, _, err := r.Activities.Create(ctx(t), rig.Plan("cold", map[string]int{"national": 10}), rig.Operator()); err != nil {
 		t.Fatal(err)
 	}
-	if code, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities/cold/reconcile", nil, nil); code != http.StatusConflict {
+	if code, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities/cold/reconcile", nil, nil); code != http.StatusConflict || p.Code != adminapi.CodeNothingToCompare {
+		t.Errorf("%d %+v", code, p)
+	}
+	r.Sell(rig.Plan("lost", map[string]int{"national": 10}))
+	if err := r.Redis.Del(ctx(t), r.Prefix+"seckill:activity:{lost:0}").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if code, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities/lost/reconcile", nil, nil); code != http.StatusConflict || p.Code != adminapi.CodeRedisLost {
 		t.Errorf("%d %+v", code, p)
 	}
 	if code, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities/none/reconcile", nil, nil); code != http.StatusNotFound {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"seckill/pkg/adminapi"
+	"seckill/pkg/stock"
 	"seckill/services/order-worker/internal/admin"
 	"seckill/services/order-worker/internal/audit"
 )
@@ -27,7 +28,10 @@ func (s *Service) reconcile(w http.ResponseWriter, r *http.Request) error {
 	id := r.PathValue("id")
 	res, err := s.Reconcile(r.Context(), id, in.Repair)
 	if errors.Is(err, ErrSettled) {
-		return admin.NewProblem(http.StatusConflict, adminapi.CodeConflict, "the activity is settled or was never warmed: there is nothing to compare")
+		return admin.NewProblem(http.StatusConflict, adminapi.CodeNothingToCompare, "the activity is settled or was never warmed: there is nothing to compare")
+	}
+	if errors.Is(err, stock.ErrNotWarmed) || errors.Is(err, stock.ErrActivityNotFound) {
+		return admin.NewProblem(http.StatusConflict, adminapi.CodeRedisLost, "redis has lost the sale, or it is being rebuilt: there is nothing to compare; rebuild it")
 	}
 	if err != nil {
 		return err

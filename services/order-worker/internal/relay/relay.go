@@ -161,6 +161,10 @@ func (r *Relay) Walk(ctx context.Context) (int, error) {
 			b := bucket{s.ID, n}
 			live[b] = true
 			stats, err := r.stock.OutboxStats(ctx, b.activity, b.number)
+			if errors.Is(err, stock.ErrCorrupt) {
+				errs = append(errs, fmt.Errorf("relay: %w", err)) // nor one outbox those of other sales
+				continue
+			}
 			if err != nil {
 				return sent, fmt.Errorf("relay: %w", err)
 			}

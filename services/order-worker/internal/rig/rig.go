@@ -31,6 +31,7 @@ import (
 	"seckill/services/order-worker/internal/follow"
 	"seckill/services/order-worker/internal/payment"
 	"seckill/services/order-worker/internal/persist"
+	"seckill/services/order-worker/internal/rebuild"
 	"seckill/services/order-worker/internal/reconcile"
 	"seckill/services/order-worker/internal/rollback"
 	"seckill/services/order-worker/internal/settlement"
@@ -71,6 +72,7 @@ type Rig struct {
 	Rollbacks  *rollback.Handler
 	Ends       *settlement.Service
 	Reconciler *reconcile.Service
+	Rebuilds   *rebuild.Service
 	Verifier   *verify.Verifier
 	Registry   *prometheus.Registry
 	Admin      *httptest.Server
@@ -151,8 +153,11 @@ func New(t testing.TB, o Options) *Rig {
 	must(err)
 	r.Reconciler, err = reconcile.New(o.Reconcile, r.Store, r.Stock, r.Activities, f, r.Broker, log, r.Registry)
 	must(err)
+	r.Rebuilds, err = rebuild.New(rebuild.Config{Interval: 50 * time.Millisecond, PublishWait: 10 * time.Millisecond, Poll: 20 * time.Millisecond},
+		r.Store, r.Stock, r.Activities, f, r.Reconciler, r.Broker, log, r.Registry)
+	must(err)
 	r.Verifier = verify.New(r.Store, r.Stock, r.Activities, r.Ends)
-	for _, route := range slices.Concat(r.Ends.Routes(), r.Reconciler.Routes(), r.Verifier.Routes()) {
+	for _, route := range slices.Concat(r.Ends.Routes(), r.Reconciler.Routes(), r.Rebuilds.Routes(), r.Verifier.Routes()) {
 		api.Mount(route)
 	}
 	r.Admin = httptest.NewServer(api.Handler())
@@ -203,7 +208,7 @@ func (r *Rig) Consume(queue string, h messaging.Handler) (stop func()) {
 
 func (r *Rig) consume(cfg messaging.ConsumerConfig, h messaging.Handler) (stop func()) {
 	return r.Go(func(ctx context.Context) {
-		if err := r.Broker.Consume(ctx, cfg, h); err != nil {
+		if err := r.Broker.Consume(ctx, cfg, rebuild.Watch(r.Store, h)); err != nil {
 			r.T.Logf("consumer of %s: %v", cfg.Queue, err)
 		}
 	})

@@ -152,8 +152,9 @@ func (s *Service) tally(ctx context.Context, id string) (adminapi.Report, error)
 		N      int
 		Amount int64
 	}
-	if err := tx.DB().Raw("SELECT p.status, COUNT(*) AS n, SUM(p.amount_minor) AS amount FROM payments p JOIN orders o ON o.id = p.order_id "+
-		"WHERE o.id > ? AND o.id < ? AND o.activity_id = ? GROUP BY p.status", id+"-", id+".", id).Scan(&money).Error; err != nil {
+	// By the order's id, not by its row: money may be kept for an order that never came.
+	if err := tx.DB().Raw("SELECT status, COUNT(*) AS n, SUM(amount_minor) AS amount FROM payments WHERE "+store.PaymentsOf+" GROUP BY status",
+		store.PaymentsOfArgs(id)...).Scan(&money).Error; err != nil {
 		return r, fmt.Errorf("sum payments of activity %s: %w", id, err)
 	}
 	for _, m := range money {

@@ -23,6 +23,11 @@ func (s *Service) endActivity(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
+	if in.Reason != "" {
+		if err := admin.CheckReason(in.Reason); err != nil {
+			return err
+		}
+	}
 	id := r.PathValue("id")
 	begun, err := s.End(r.Context(), id, admin.ActorFrom(r.Context()), in.Reason)
 	if err != nil {

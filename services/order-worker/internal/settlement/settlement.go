@@ -1,6 +1,7 @@
 package settlement
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -267,7 +268,7 @@ var ErrFenced = stock.ErrFenced
 // Handle is what rollback.Handler calls for activity.ended. Whatever an attempt leaves undone comes
 // back through the delay queue; such a copy is a first attempt, for waiting is not failing.
 func (s *Service) Handle(ctx context.Context, ended messaging.Ended, m messaging.Message) messaging.Result {
-	err := s.Settle(ctx, ended.Activity)
+	err := s.settle(ctx, ended.Activity)
 	var later errWait
 	result := "failed"
 	switch {
@@ -277,7 +278,7 @@ func (s *Service) Handle(ctx context.Context, ended messaging.Ended, m messaging
 	case errors.As(err, &later):
 		result = "waiting"
 		s.log.InfoContext(ctx, "settlement waits", "activity_id", ended.Activity, "for", later.why)
-	case errors.Is(err, stock.ErrLocked):
+	case errors.Is(err, stock.ErrLocked), errors.Is(err, errJustNow):
 		// Whoever holds it goes on; if it died, the scheduler finds that out.
 		s.attempts.WithLabelValues("locked").Inc()
 		return messaging.Result{}
@@ -298,6 +299,16 @@ func (s *Service) Handle(ctx context.Context, ended messaging.Ended, m messaging
 // Settle does what is left of the end of a sale. nil: the sale is closed, or another attempt was made
 // just now. errWait: something is still under way. Any other error: try again.
 func (s *Service) Settle(ctx context.Context, id string) error {
+	if err := s.settle(ctx, id); !errors.Is(err, errJustNow) {
+		return err
+	}
+	return nil
+}
+
+// errJustNow: another attempt was made just now; its message goes on.
+var errJustNow = errors.New("another attempt was made just now")
+
+func (s *Service) settle(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 	d, err := s.sales.Load(ctx, id)
@@ -327,8 +338,11 @@ func (s *Service) Settle(ctx context.Context, id string) error {
 func (s *Service) steps(ctx context.Context, d *activity.Details, a *stock.Activity) error {
 	id := d.ID
 	fence, err := s.fence(ctx, id)
-	if err != nil || fence == 0 {
+	if err != nil {
 		return err
+	}
+	if fence == 0 {
+		return errJustNow
 	}
 	if err := s.redis.Fence(ctx, a, fence); err != nil {
 		return err
@@ -433,6 +447,15 @@ func (s *Service) quiet(ctx context.Context, d *activity.Details, a *stock.Activ
 			}
 		}
 	}
+	if parked == 0 {
+		// A Redis that has lost its parked set knows nothing of them; their buyers do.
+		err := s.st.DB(ctx).Raw("SELECT l.order_id FROM dead_letters l LEFT JOIN orders o ON o.id = l.order_id WHERE l.activity_id = ? AND l.parked = 1 AND l.state IN (?, ?, ?) AND o.id IS NULL LIMIT 5",
+			a.ID, store.LetterOpen, store.LetterClaimed, store.LetterSent).Scan(&names).Error
+		if err != nil {
+			return fmt.Errorf("read parked letters: %w", err)
+		}
+		parked = len(names)
+	}
 	switch {
 	case parked > 0:
 		return wait("%d orders parked behind dead letters, replay or discard them: %s", parked, strings.Join(names, ", "))
@@ -463,7 +486,7 @@ func (s *Service) finishOrders(ctx context.Context, id string) error {
 	if len(owed) == 0 {
 		return nil
 	}
-	if err := s.follow.Compensate(ctx, owed); err != nil {
+	if err := s.follow.CompensateEnded(ctx, owed); err != nil {
 		return err
 	}
 	return wait("%d releases that were owed", len(owed))
@@ -494,11 +517,15 @@ func (s *Service) settlePools(ctx context.Context, id string, fence uint64) erro
 		if err != nil || state != store.ActivityEnded {
 			return err
 		}
+		// Its records become receipts: they have to be there.
+		if busy, err := store.Rebuilding(ctx, tx, id); err != nil || busy {
+			return cmp.Or(err, wait("a rebuild that is under way"))
+		}
 		var shadow bool
 		if err := tx.QueryRowContext(ctx, "SELECT shadow FROM activities WHERE id = ?", id).Scan(&shadow); err != nil {
 			return fmt.Errorf("read activity %s: %w", id, err)
 		}
-		pools, err := poolsOf(ctx, tx, id)
+		pools, err := poolsOf(tx, id)
 		if err != nil {
 			return err
 		}
@@ -519,23 +546,24 @@ func (s *Service) settlePools(ctx context.Context, id string, fence uint64) erro
 			if row == nil || row.SettledAt != nil {
 				continue
 			}
-			if _, err := tx.ExecContext(ctx, "UPDATE activity_stock SET returned = returned + available, available = 0, settled_at = UTC_TIMESTAMP(6), updated_at = UTC_TIMESTAMP(6) "+
-				"WHERE activity_id = ? AND sku_id = ? AND pool = ? AND settled_at IS NULL", p.Activity, p.SKU, p.Pool); err != nil {
+			// What a row claims beyond what was allocated is no goods: it stays where the report shows it.
+			back := max(row.Sellable(), 0)
+			if _, err := tx.ExecContext(ctx, "UPDATE activity_stock SET returned = returned + ?, available = available - ?, settled_at = UTC_TIMESTAMP(6), updated_at = UTC_TIMESTAMP(6) "+
+				"WHERE activity_id = ? AND sku_id = ? AND pool = ? AND settled_at IS NULL", back, back, p.Activity, p.SKU, p.Pool); err != nil {
 				return fmt.Errorf("settle pool %v: %w", p, err)
 			}
-			if row.Available == 0 {
+			if back == 0 {
 				continue
 			}
-			e := store.LedgerEntry{Ref: id + "/" + p.SKU + "/" + p.Pool, Op: store.OpSettle, Account: store.AccountSale, ActivityID: id, SKUID: p.SKU, Pool: p.Pool, Delta: -row.Available}
+			e := store.LedgerEntry{Ref: id + "/" + p.SKU + "/" + p.Pool, Op: store.OpSettle, Account: store.AccountSale, ActivityID: id, SKUID: p.SKU, Pool: p.Pool, Delta: -back}
 			entries = append(entries, e)
 			if shadow {
 				continue
 			}
-			e.Account, e.Delta = store.AccountInventory, row.Available
+			e.Account, e.Delta = store.AccountInventory, back
 			entries = append(entries, e)
-			if _, err := tx.ExecContext(ctx, "INSERT INTO inventory (sku_id, pool, on_hand, updated_at) VALUES (?, ?, ?, UTC_TIMESTAMP(6)) "+
-				"ON DUPLICATE KEY UPDATE on_hand = on_hand + VALUES(on_hand), updated_at = VALUES(updated_at)", p.SKU, p.Pool, row.Available); err != nil {
-				return fmt.Errorf("return the rest of pool %v: %w", p, err)
+			if err := store.ReturnToInventory(ctx, tx, p.SKU, p.Pool, back); err != nil {
+				return err
 			}
 		}
 		if err := store.InsertLedger(ctx, tx, entries); err != nil {
@@ -548,7 +576,7 @@ func (s *Service) settlePools(ctx context.Context, id string, fence uint64) erro
 	})
 }
 
-func poolsOf(ctx context.Context, tx *store.Tx, id string) ([]store.Pool, error) {
+func poolsOf(tx *store.Tx, id string) ([]store.Pool, error) {
 	var rows []store.ActivityStock
 	if err := tx.DB().Where("activity_id = ?", id).Order("sku_id, pool").Find(&rows).Error; err != nil {
 		return nil, fmt.Errorf("read pools of activity %s: %w", id, err)
@@ -592,7 +620,7 @@ func (s *Service) cleanUp(ctx context.Context, a *stock.Activity, fence uint64) 
 		}
 		lost = append(lost, rec.Order)
 	}
-	if err := s.follow.Rows(ctx, known); err != nil {
+	if err := s.follow.Settled(ctx, known); err != nil {
 		return err
 	}
 	for part := range slices.Chunk(lost, messaging.MaxOrdersPerMessage) {

@@ -55,13 +55,14 @@ type connector struct {
 	setup []string
 }
 
-func newConnector(c *mysql.Config, lockWait time.Duration) (driver.Connector, error) {
+func newConnector(c *mysql.Config, lockWait, idle time.Duration) (driver.Connector, error) {
 	inner, err := mysql.NewConnector(c)
 	if err != nil {
 		return nil, fmt.Errorf("mysql connector: %w", err)
 	}
 	return &connector{Connector: inner, setup: []string{
-		fmt.Sprintf("SET SESSION time_zone='+00:00', sql_mode='%s', innodb_lock_wait_timeout=%d", sqlMode, max(1, int(lockWait/time.Second))),
+		fmt.Sprintf("SET SESSION time_zone='+00:00', sql_mode='%s', innodb_lock_wait_timeout=%d, wait_timeout=%d",
+			sqlMode, max(1, int(lockWait/time.Second)), max(1, int(idle/time.Second))),
 		"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
 	}}, nil
 }

@@ -49,7 +49,14 @@ func IsDuplicate(err error) bool { return errorCode(err) == codeDuplicate }
 
 // IsContent reports whether err blames the values that were to be written. Everything else that a
 // statement can fail with is the server's or the way's trouble: wait, spend no attempt, try again.
-func IsContent(err error) bool { return contentCodes[errorCode(err)] }
+func IsContent(err error) bool {
+	var me *mysql.MySQLError
+	if !errors.As(err, &me) {
+		return false
+	}
+	class := string(me.SQLState[:2])
+	return contentCodes[me.Number] || class == "22" || class == "45" // data exceptions; what a trigger of the shop's own refuses
+}
 
 // awayCodes are refusals of a server that will take us later.
 var awayCodes = map[uint16]bool{

@@ -157,14 +157,34 @@ func (s *Store) Waiting(ctx context.Context) (payments, letters bool, err error)
 // (R15: guarded, so that a late "sent" finds them closed). A letter that contradicts the row stays.
 func (s *Store) ResolveLetters(ctx context.Context, queue string, orderIDs []string) error {
 	return chunks(orderIDs, func(ids []string) error {
-		w := sqlBuf{}
-		w.raw("UPDATE dead_letters SET state='resolved', parked=0, updated_at=UTC_TIMESTAMP(6) WHERE order_id IN ").list(ids).
-			raw(" AND source_queue=").str(queue).raw(" AND state IN ('open','claimed','sent') AND class<>'conflict'")
-		if _, err := s.db.ExecContext(ctx, w.String()); err != nil {
-			return fmt.Errorf("resolve dead letters: %w", err)
-		}
-		return nil
+		return s.resolveLetters(ctx, queue, ids, nil)
 	})
+}
+
+// ResolvePayments closes the letters of payments that were booked now, by the ids of their messages: an
+// order may be paid twice, and what was booked says nothing about the payment that lies there.
+func (s *Store) ResolvePayments(ctx context.Context, queue string, orderIDs, messageIDs []string) error {
+	return s.resolveLetters(ctx, queue, orderIDs, messageIDs)
+}
+
+func (s *Store) resolveLetters(ctx context.Context, queue string, orderIDs, messageIDs []string) error {
+	if len(orderIDs) == 0 {
+		return nil
+	}
+	w := sqlBuf{}
+	w.raw("UPDATE dead_letters SET state='resolved', parked=0, updated_at=UTC_TIMESTAMP(6) WHERE order_id IN ").list(orderIDs).
+		raw(" AND source_queue=").str(queue).raw(" AND state IN ('open','claimed','sent') AND class<>'conflict'")
+	for i, id := range messageIDs {
+		// As bytes: a foreign id may be anything, and the column's collation takes A for a.
+		w.raw([]string{" AND CAST(message_id AS BINARY) IN (", ","}[min(i, 1)]).bytes([]byte(id))
+	}
+	if len(messageIDs) > 0 {
+		w.raw(")")
+	}
+	if _, err := s.db.ExecContext(ctx, w.String()); err != nil {
+		return fmt.Errorf("resolve dead letters: %w", err)
+	}
+	return nil
 }
 
 // Reasons why a payment is due for refund.
@@ -225,6 +245,34 @@ func queryPayments(ctx context.Context, q Querier, query string, each func(*Paym
 		return fmt.Errorf("read payments: %w", err)
 	}
 	return nil
+}
+
+// PaymentsOf selects the payments of a sale, those for orders without a row among them: the first two
+// conditions use the index, the third tells a sale from another whose id goes on where this one's ends.
+const PaymentsOf = "order_id > ? AND order_id < ? AND order_id REGEXP ?"
+
+// PaymentsOfArgs are its arguments.
+func PaymentsOfArgs(activity string) []any {
+	return []any{activity + "-", activity + ".", "^" + activity + "-[0-9]+-[0-9A-Z]{26}$"}
+}
+
+// RefundsDue says for which of the orders money has to go back.
+func (s *Store) RefundsDue(ctx context.Context, orderIDs []string) (map[string]bool, error) {
+	out := map[string]bool{}
+	err := chunks(orderIDs, func(ids []string) error {
+		w := sqlBuf{}
+		w.raw("SELECT DISTINCT order_id FROM payments WHERE order_id IN ").list(ids).raw(" AND status=").str(PaymentRefundDue)
+		rows, err := s.db.QueryContext(ctx, w.String())
+		if err != nil {
+			return fmt.Errorf("read refunds due: %w", err)
+		}
+		due, err := scanStrings(rows, "read refunds due")
+		for _, id := range due {
+			out[id] = true
+		}
+		return err
+	})
+	return out, err
 }
 
 // InsertPayments writes payments plainly; see InsertOrders.

@@ -31,7 +31,7 @@ func (s *Store) migrateTo(ctx context.Context, version uint) (err error) {
 	dsn := s.dsn.Clone()
 	dsn.MultiStatements = true // a migration file holds several statements
 	dsn.ReadTimeout = 0        // an ALTER of a large table takes its time
-	connector, err := newConnector(dsn, s.cfg.LockWait)
+	connector, err := newConnector(dsn, s.cfg.LockWait, s.cfg.SessionIdle)
 	if err != nil {
 		return err
 	}

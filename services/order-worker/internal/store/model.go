@@ -96,6 +96,16 @@ type ActivityStock struct {
 // TableName implements gorm's Tabler.
 func (ActivityStock) TableName() string { return "activity_stock" }
 
+// Unexplained is how many of the allocated units the row says nothing about; below zero where it claims
+// more than was ever allocated.
+func (s *ActivityStock) Unexplained() int64 {
+	return s.Allocated - s.Available - s.Withheld - s.Live - s.Returned
+}
+
+// Sellable is how many units may be in Redis. A row that claims more than was ever allocated is wrong, and
+// bringing Redis in line with it would oversell; one that claims too little is what the guard goes by (O24).
+func (s *ActivityStock) Sellable() int64 { return s.Available + min(s.Unexplained(), 0) }
+
 // Inventory is what the warehouses hold outside of any sale.
 type Inventory struct {
 	SKUID     string `gorm:"column:sku_id;primaryKey"`

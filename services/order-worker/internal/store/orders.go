@@ -51,10 +51,7 @@ func (o *Order) SameContent(c order.Order) bool {
 // locked until the transaction ends, in the order of their ids.
 func Orders(ctx context.Context, q Querier, ids []string, lock bool) (map[string]*Order, error) {
 	out := make(map[string]*Order, len(ids))
-	sorted := slices.Clone(ids)
-	slices.Sort(sorted)
-	sorted = slices.Compact(sorted)
-	err := chunks(sorted, func(ids []string) error {
+	err := chunks(sortedUnique(ids), func(ids []string) error {
 		w := sqlBuf{}
 		// The index is forced: for a small table the optimizer would rather scan it, and a locking
 		// scan waits for rows that are none of ours.
@@ -71,14 +68,48 @@ func Orders(ctx context.Context, q Querier, ids []string, lock bool) (map[string
 	return out, err
 }
 
+// LockOrders is Orders with lock, for taking orders back: only what a cancel decides by and gives back
+// is read, a third of the columns. Nothing else of the rows is set.
+func LockOrders(ctx context.Context, q Querier, ids []string) (map[string]*Order, error) {
+	out := make(map[string]*Order, len(ids))
+	err := chunks(sortedUnique(ids), func(ids []string) error {
+		w := sqlBuf{}
+		w.raw("SELECT id,activity_id,user_id,sku_id,pool,quantity,status,reason,origin,pay_before FROM orders FORCE INDEX (PRIMARY) WHERE id IN ").
+			list(ids).raw(" ORDER BY id FOR UPDATE")
+		rows, err := q.QueryContext(ctx, w.String())
+		if err != nil {
+			return fmt.Errorf("lock orders: %w", err)
+		}
+		return eachOrder(rows, func(o *Order, status *string) []any {
+			return []any{&o.ID, &o.ActivityID, &o.UserID, &o.SKUID, &o.Pool, &o.Quantity, status, &o.Reason, &o.Origin, &o.PayBefore}
+		}, func(o *Order) { out[o.ID] = o })
+	})
+	return out, err
+}
+
+func sortedUnique(ids []string) []string {
+	sorted := slices.Clone(ids)
+	slices.Sort(sorted)
+	return slices.Compact(sorted)
+}
+
 func scanOrders(rows *sql.Rows, each func(*Order)) error {
+	return eachOrder(rows, func(o *Order, status *string) []any {
+		return []any{
+			&o.ID, &o.ActivityID, &o.UserID, &o.SKUID, &o.Region, &o.Pool, &o.Quantity, &o.UnitPriceMinor,
+			&o.AmountMinor, &o.Currency, status, &o.Reason, &o.Origin, &o.Epoch, &o.PaymentTimeoutS, &o.ReservedAt,
+			&o.PayBefore, &o.IdemKey, &o.IdemDigest, &o.CreatedAt, &o.UpdatedAt,
+		}
+	}, each)
+}
+
+// eachOrder scans each row into an order of its own, into the fields that columns names.
+func eachOrder(rows *sql.Rows, columns func(o *Order, status *string) []any, each func(*Order)) error {
 	defer rows.Close() //nolint:errcheck // Err says what went wrong
 	for rows.Next() {
 		o := &Order{}
 		var status string
-		if err := rows.Scan(&o.ID, &o.ActivityID, &o.UserID, &o.SKUID, &o.Region, &o.Pool, &o.Quantity, &o.UnitPriceMinor,
-			&o.AmountMinor, &o.Currency, &status, &o.Reason, &o.Origin, &o.Epoch, &o.PaymentTimeoutS, &o.ReservedAt,
-			&o.PayBefore, &o.IdemKey, &o.IdemDigest, &o.CreatedAt, &o.UpdatedAt); err != nil {
+		if err := rows.Scan(columns(o, &status)...); err != nil {
 			return fmt.Errorf("read orders: %w", err)
 		}
 		st, err := order.ParseStatus(status)
@@ -99,7 +130,7 @@ func scanOrders(rows *sql.Rows, each func(*Order)) error {
 func InsertOrders(ctx context.Context, q Querier, rows []*Order) error {
 	return chunks(rows, func(rows []*Order) error {
 		w := sqlBuf{b: make([]byte, 0, 400*len(rows))}
-		w.raw("INSERT INTO orders (").raw(orderColumns).raw(") VALUES ")
+		w.raw("INSERT INTO orders (").raw(orderColumns).raw(",room) VALUES ")
 		for i, o := range rows {
 			if i > 0 {
 				w.comma()
@@ -108,13 +139,22 @@ func InsertOrders(ctx context.Context, q Querier, rows []*Order) error {
 				comma().num(int64(o.Quantity)).comma().num(o.UnitPriceMinor).comma().num(o.AmountMinor).comma().str(o.Currency).
 				comma().str(string(o.Status)).comma().str(o.Reason).comma().str(o.Origin).comma().num(int64(o.Epoch)). //nolint:gosec // checked by the decoder
 				comma().num(int64(o.PaymentTimeoutS)).comma().time(o.ReservedAt).comma().time(o.PayBefore).
-				comma().str(o.IdemKey).comma().str(o.IdemDigest).raw(",UTC_TIMESTAMP(6),UTC_TIMESTAMP(6))")
+				comma().str(o.IdemKey).comma().str(o.IdemDigest).raw(",UTC_TIMESTAMP(6),UTC_TIMESTAMP(6),").raw(roomFor(o.Status)).raw(")")
 		}
 		if _, err := q.ExecContext(ctx, w.String()); err != nil {
 			return fmt.Errorf("insert %d orders: %w", len(rows), err)
 		}
 		return nil
 	})
+}
+
+// roomFor is what the column room of a row in this state holds: as long as status and reason may still grow,
+// as many spaces as they can grow by, so that the row can be changed where it lies.
+func roomFor(s order.Status) string {
+	if s.Final() {
+		return "''"
+	}
+	return "'                    '"
 }
 
 // CompleteTombstone fills in the content of a bare tombstone from the order's own message.
@@ -133,7 +173,7 @@ func MoveOrders(ctx context.Context, q Querier, ids []string, from, to order.Sta
 	total := 0
 	err := chunks(ids, func(ids []string) error {
 		w := sqlBuf{}
-		w.raw("UPDATE orders SET status=").str(string(to)).raw(",reason=").str(reason).
+		w.raw("UPDATE orders SET status=").str(string(to)).raw(",reason=").str(reason).raw(",room=").raw(roomFor(to)).
 			raw(",updated_at=UTC_TIMESTAMP(6) WHERE id IN ").list(ids).raw(" AND status=").str(string(from))
 		res, err := q.ExecContext(ctx, w.String())
 		if err != nil {

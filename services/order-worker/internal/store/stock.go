@@ -105,7 +105,7 @@ func ReturnUnits(ctx context.Context, q Querier, rows []*Order, op string) error
 			return fmt.Errorf("return units of %v: %w", p, err)
 		}
 		if hit == 0 {
-			if err := returnToInventory(ctx, q, p, n, byPool[p]); err != nil {
+			if err := returnFromSettled(ctx, q, p, n, byPool[p]); err != nil {
 				return err
 			}
 		}
@@ -113,8 +113,8 @@ func ReturnUnits(ctx context.Context, q Querier, rows []*Order, op string) error
 	return nil
 }
 
-// returnToInventory is ReturnUnits for a settled pool. A rehearsal's units belong to nobody.
-func returnToInventory(ctx context.Context, q Querier, p Pool, n int64, rows []*Order) error {
+// returnFromSettled is ReturnUnits for a settled pool. A rehearsal's units belong to nobody.
+func returnFromSettled(ctx context.Context, q Querier, p Pool, n int64, rows []*Order) error {
 	// settled_at never becomes NULL again, so the row that the first UPDATE did not match needs no
 	// second look; a pool that does not exist is an error below.
 	res, err := q.ExecContext(ctx, "UPDATE activity_stock SET live=live-?, returned=returned+?, updated_at=UTC_TIMESTAMP(6) "+
@@ -156,9 +156,14 @@ func returnToInventory(ctx context.Context, q Querier, p Pool, n int64, rows []*
 	if shadow {
 		return nil
 	}
+	return ReturnToInventory(ctx, q, p.SKU, target, n)
+}
+
+// ReturnToInventory puts units on hand. The caller writes the ledger.
+func ReturnToInventory(ctx context.Context, q Querier, sku, pool string, units int64) error {
 	if _, err := q.ExecContext(ctx, "INSERT INTO inventory (sku_id,pool,on_hand,updated_at) VALUES (?,?,?,UTC_TIMESTAMP(6)) "+
-		"ON DUPLICATE KEY UPDATE on_hand=on_hand+VALUES(on_hand), updated_at=VALUES(updated_at)", p.SKU, target, n); err != nil {
-		return fmt.Errorf("return units of %v to inventory: %w", p, err)
+		"ON DUPLICATE KEY UPDATE on_hand=on_hand+VALUES(on_hand), updated_at=VALUES(updated_at)", sku, pool, units); err != nil {
+		return fmt.Errorf("return %d units of %s in %s to inventory: %w", units, sku, pool, err)
 	}
 	return nil
 }
@@ -170,27 +175,35 @@ func LockPools(ctx context.Context, q Querier, pools []Pool) (map[Pool]*Activity
 	sorted = slices.Compact(sorted)
 	out := make(map[Pool]*ActivityStock, len(sorted))
 	for _, p := range sorted {
-		//nolint:sqlclosecheck // closed by hand on each path: the next round needs the connection
-		rows, err := q.QueryContext(ctx, "SELECT allocated,available,withheld,live,returned,settled_at FROM activity_stock "+
-			"WHERE activity_id=? AND sku_id=? AND pool=? FOR UPDATE", p.Activity, p.SKU, p.Pool)
+		a, err := lockPool(ctx, q, p)
 		if err != nil {
 			return nil, fmt.Errorf("lock pool %v: %w", p, err)
 		}
-		if rows.Next() {
-			a := &ActivityStock{ActivityID: p.Activity, SKUID: p.SKU, Pool: p.Pool}
-			if err := rows.Scan(&a.Allocated, &a.Available, &a.Withheld, &a.Live, &a.Returned, &a.SettledAt); err != nil {
-				return nil, errors.Join(fmt.Errorf("lock pool %v: %w", p, err), rows.Close())
-			}
+		if a != nil {
 			out[p] = a
-		}
-		if err := rows.Err(); err != nil {
-			return nil, errors.Join(fmt.Errorf("lock pool %v: %w", p, err), rows.Close())
-		}
-		if err := rows.Close(); err != nil {
-			return nil, fmt.Errorf("lock pool %v: %w", p, err)
 		}
 	}
 	return out, nil
+}
+
+// lockPool returns nil for a pool that does not exist.
+func lockPool(ctx context.Context, q Querier, p Pool) (*ActivityStock, error) {
+	rows, err := q.QueryContext(ctx, "SELECT allocated,available,withheld,live,returned,settled_at FROM activity_stock "+
+		"WHERE activity_id=? AND sku_id=? AND pool=? FOR UPDATE", p.Activity, p.SKU, p.Pool)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = rows.Close() }()
+	if !rows.Next() {
+		return nil, rows.Err()
+	}
+	a := &ActivityStock{ActivityID: p.Activity, SKUID: p.SKU, Pool: p.Pool}
+	if err := rows.Scan(&a.Allocated, &a.Available, &a.Withheld, &a.Live, &a.Returned, &a.SettledAt); err != nil {
+		return nil, err
+	}
+	for rows.Next() { // there is one row; what ends the statement also reports its errors
+	}
+	return a, rows.Err()
 }
 
 // InsertLedger appends entries; At is the database's time. An entry that is there already is a

@@ -29,6 +29,11 @@ type Config struct {
 	// LockWait is how long a statement waits for a row lock before error 1205 ends it and the
 	// transaction starts again; whole seconds. Default 5 s.
 	LockWait time.Duration `mapstructure:"lock_wait"`
+	// SessionIdle is how long a session may say nothing before the server ends it and rolls its
+	// transaction back: a process frozen in the middle of one would hold its locks, and everybody else,
+	// until it wakes up. Whole seconds; idle connections of the pool are closed in half that time.
+	// Default 30 s.
+	SessionIdle time.Duration `mapstructure:"session_idle"`
 	// Retries is how often a transaction starts again after 1205, 1213 or 1020. Default 10.
 	Retries int `mapstructure:"retries"`
 }
@@ -41,6 +46,9 @@ func (c Config) WithDefaults() Config {
 	if c.LockWait <= 0 {
 		c.LockWait = 5 * time.Second
 	}
+	if c.SessionIdle <= 0 {
+		c.SessionIdle = 30 * time.Second
+	}
 	if c.Retries <= 0 {
 		c.Retries = 10
 	}
@@ -49,6 +57,9 @@ func (c Config) WithDefaults() Config {
 
 // Validate says what is wrong with the configuration, if anything.
 func (c Config) Validate() error {
+	if c.SessionIdle > 0 && c.SessionIdle < time.Second {
+		return fmt.Errorf("mysql session_idle: %s is less than the server's unit, a second", c.SessionIdle)
+	}
 	_, err := completeDSN(c.DSN)
 	return err
 }
@@ -66,19 +77,22 @@ type Store struct {
 // Open makes a Store. It does no I/O: a database that is away at the start is found out by the first
 // call, like one that goes away later.
 func Open(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Store, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
 	cfg = cfg.WithDefaults()
 	dsn, err := completeDSN(cfg.DSN)
 	if err != nil {
 		return nil, err
 	}
-	connector, err := newConnector(dsn, cfg.LockWait)
+	connector, err := newConnector(dsn, cfg.LockWait, cfg.SessionIdle)
 	if err != nil {
 		return nil, err
 	}
 	db := sql.OpenDB(connector)
 	db.SetMaxOpenConns(cfg.MaxOpen)
 	db.SetMaxIdleConns(cfg.MaxOpen)
-	db.SetConnMaxIdleTime(time.Minute)
+	db.SetConnMaxIdleTime(cfg.SessionIdle / 2)
 	db.SetConnMaxLifetime(10 * time.Minute)
 	g, err := gorm.Open(gormmysql.New(gormmysql.Config{Conn: db, SkipInitializeWithVersion: true}), &gorm.Config{
 		DisableAutomaticPing:   true,
@@ -157,9 +171,42 @@ func (t *Tx) Now(ctx context.Context) (time.Time, error) {
 // rolled back and fn starts again from its first line. Any other error rolls back and is returned;
 // so does a panic, which goes on upwards. An error of the commit itself may mean either: read the
 // row, then decide (C6).
+//
+// A transaction that says nothing for the configured SessionIdle is lost; see InRestingTx.
 func (s *Store) InTx(ctx context.Context, fn func(tx *Tx) error) error {
+	return s.restarting(ctx, func() error { return s.once(ctx, s.db, fn) })
+}
+
+// longRest is how long a transaction of InRestingTx may say nothing.
+const longRest = 15 * time.Minute
+
+// InRestingTx is InTx for a transaction under whose locks something else is done that takes a while: its
+// session may rest for 15 minutes. It has a connection of its own, which is closed afterwards.
+func (s *Store) InRestingTx(ctx context.Context, fn func(tx *Tx) error) error {
+	return s.restarting(ctx, func() error {
+		conn, err := s.db.Conn(ctx)
+		if err != nil {
+			return fmt.Errorf("connect: %w", err)
+		}
+		// Never back to the pool: the next transaction on it could rest as long.
+		defer discard(conn)
+		if _, err := conn.ExecContext(ctx, fmt.Sprintf("SET SESSION wait_timeout=%d", int(longRest/time.Second))); err != nil {
+			return fmt.Errorf("let the session rest: %w", err)
+		}
+		return s.once(ctx, conn, fn)
+	})
+}
+
+// discard closes the connection itself, whatever hangs on its session.
+func discard(conn *sql.Conn) {
+	_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+	_ = conn.Close()
+}
+
+// restarting runs attempt until it fails with none of the errors after which a transaction can start again.
+func (s *Store) restarting(ctx context.Context, attempt func() error) error {
 	for try := 0; ; try++ {
-		err := s.once(ctx, fn)
+		err := attempt()
 		code := errorCode(err)
 		if !restartCodes[code] || try >= s.cfg.Retries {
 			return err
@@ -175,8 +222,10 @@ func (s *Store) InTx(ctx context.Context, fn func(tx *Tx) error) error {
 	}
 }
 
-func (s *Store) once(ctx context.Context, fn func(tx *Tx) error) (err error) {
-	stx, err := s.db.BeginTx(ctx, nil)
+func (s *Store) once(ctx context.Context, on interface {
+	BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error)
+}, fn func(tx *Tx) error) (err error) {
+	stx, err := on.BeginTx(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}

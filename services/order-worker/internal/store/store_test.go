@@ -13,6 +13,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"seckill/pkg/order"
 	"seckill/pkg/testkit"
 	"seckill/services/order-worker/internal/store"
 )
@@ -156,6 +157,48 @@ func TestInterruptedMigrationIsRepeated(t *testing.T) {
 			t.Fatalf("tables are missing after version %d was interrupted", version)
 		}
 	}
+	// A column that is there already, or not yet, is no obstacle.
+	for _, before := range []string{"DO 0", "ALTER TABLE orders DROP COLUMN room"} {
+		for _, stmt := range []string{"UPDATE schema_migrations SET dirty=1", before} {
+			if _, err := s.SQL().ExecContext(t.Context(), stmt); err != nil {
+				t.Fatal(err)
+			}
+		}
+		together(t, 3, func() error { return s.Migrate(context.Background()) })
+		if got := schema(t, s); !strings.Contains(got, "orders room varbinary(24)") {
+			t.Fatalf("the column is missing:\n%s", got)
+		}
+	}
+}
+
+// A row keeps its length from its insert to its final state: what it gives up is what status and reason grow by.
+func TestAnOpenRowCarriesTheRoomItNeeds(t *testing.T) {
+	s, _ := migrated(t, store.Config{})
+	now := time.Now().UTC().Truncate(time.Microsecond)
+	ids := order.NewIDs()
+	id, err := ids.New("sale", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := order.Order{ID: id, User: "u", SKU: "sku", Region: "national", Pool: "national", Quantity: 1, UnitPriceMinor: 1, Currency: "EUR", ReservedAt: now, PayBefore: now.Add(time.Minute), PaymentTimeout: time.Minute}
+	row, err := store.NewOrder(o, order.Pending, "", store.OriginOrder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.InTx(t.Context(), func(tx *store.Tx) error { return store.InsertOrders(t.Context(), tx, []*store.Order{row}) }); err != nil {
+		t.Fatal(err)
+	}
+	const length = "SELECT LENGTH(status) + LENGTH(reason) + LENGTH(room) FROM orders"
+	before := number(t, s, length)
+	if err := s.InTx(t.Context(), func(tx *store.Tx) error {
+		_, err := store.MoveOrders(t.Context(), tx, []string{row.ID}, order.Pending, order.Cancelled, order.ReasonOperatorCancelled)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if after := number(t, s, length); after > before {
+		t.Errorf("the row has grown from %d to %d bytes", before, after)
+	}
 }
 
 func TestMigrationWaitsForTheLockUntilItsContextEnds(t *testing.T) {
@@ -180,6 +223,106 @@ func TestMigrationWaitsForTheLockUntilItsContextEnds(t *testing.T) {
 	}
 	if err := s.Migrate(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// A process that is frozen in a transaction loses it, and its locks: the server ends sessions that rest. One
+// that said it would rest keeps it, and leaves no patient session to the pool.
+func TestSessionsThatRestAreEnded(t *testing.T) {
+	s, _ := migrated(t, store.Config{DSN: testkit.MySQL(t), SessionIdle: time.Second, LockWait: 10 * time.Second})
+	insert := func(on store.Querier, sku string) error {
+		_, err := on.ExecContext(t.Context(), "INSERT INTO inventory (sku_id,pool,on_hand,updated_at) VALUES (?,'p',1,UTC_TIMESTAMP(6))", sku)
+		return err
+	}
+	// Behind the lock of a transaction that says nothing.
+	err := s.InTx(t.Context(), func(tx *store.Tx) error {
+		if err := insert(tx, "frozen"); err != nil {
+			return err
+		}
+		if err := insert(s.SQL(), "frozen"); err != nil {
+			t.Errorf("behind a frozen transaction: %v", err)
+		}
+		return nil
+	})
+	if err == nil {
+		t.Error("a transaction whose session was ended was committed")
+	}
+	err = s.InRestingTx(t.Context(), func(tx *store.Tx) error {
+		if err := insert(tx, "resting"); err != nil {
+			return err
+		}
+		// The server has ended another session that rested since, so it would have ended this one.
+		other := s.InTx(t.Context(), func(tx *store.Tx) error {
+			if err := insert(tx, "frozen too"); err != nil {
+				return err
+			}
+			return insert(s.SQL(), "frozen too")
+		})
+		if other == nil {
+			t.Error("a transaction whose session was ended was committed")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Errorf("a transaction that said it would rest: %v", err)
+	}
+	// Those of the pool are the impatient ones.
+	var conns []*sql.Conn
+	for range s.SQL().Stats().MaxOpenConnections {
+		conn, err := s.SQL().Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn)
+		var n int
+		if err := conn.QueryRowContext(t.Context(), "SELECT @@session.wait_timeout").Scan(&n); err != nil || n != 1 {
+			t.Errorf("a session of the pool may rest for %d s, %v", n, err)
+		}
+	}
+	for _, conn := range conns {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestAPatienceBelowTheServersUnitIsRefused(t *testing.T) {
+	cfg := store.Config{DSN: "user:password@tcp(127.0.0.1:3306)/schema", SessionIdle: time.Millisecond}
+	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "session_idle") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// What is done under a named lock may take longer than a session may rest.
+func TestNamedLocksOutliveTheSessionsPatience(t *testing.T) {
+	s, _ := migrated(t, store.Config{DSN: testkit.MySQL(t), SessionIdle: time.Second})
+	ran, err := s.Exclusively(t.Context(), "work", func() error {
+		// The server has ended two sessions that rested, one after the other.
+		for _, sku := range []string{"first", "second"} {
+			err := s.InTx(t.Context(), func(tx *store.Tx) error {
+				for _, on := range []store.Querier{tx, s.SQL()} {
+					if _, err := on.ExecContext(t.Context(), "INSERT INTO inventory (sku_id,pool,on_hand,updated_at) VALUES (?,'p',1,UTC_TIMESTAMP(6))", sku); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if err == nil {
+				t.Error("a transaction whose session was ended was committed")
+			}
+		}
+		again, err := s.Exclusively(t.Context(), "work", func() error { return nil })
+		if again || err != nil {
+			t.Errorf("somebody else got the lock meanwhile: %v, %v", again, err)
+		}
+		return nil
+	})
+	if !ran || err != nil {
+		t.Errorf("%v, %v", ran, err)
+	}
+	ran, err = s.Exclusively(t.Context(), "work", func() error { return nil })
+	if !ran || err != nil {
+		t.Errorf("the lock was not given back: %v, %v", ran, err)
 	}
 }
 
@@ -391,6 +534,9 @@ func TestErrorsAreToldApart(t *testing.T) {
 		{err: &mysql.MySQLError{Number: 1062}, duplicate: true},
 		{err: fmt.Errorf("insert: %w", &mysql.MySQLError{Number: 1406}), content: true},
 		{err: &mysql.MySQLError{Number: 1366}, content: true},
+		{err: &mysql.MySQLError{Number: 1644, SQLState: [5]byte{'4', '5', '0', '0', '0'}}, content: true},
+		{err: &mysql.MySQLError{Number: 1411, SQLState: [5]byte{'2', '2', '0', '0', '7'}}, content: true},
+		{err: &mysql.MySQLError{Number: 1142, SQLState: [5]byte{'4', '2', '0', '0', '0'}}},
 		{err: &mysql.MySQLError{Number: 1040}, away: true},
 		{err: &mysql.MySQLError{Number: 1045}},
 		{err: mysql.ErrInvalidConn, away: true},

@@ -208,6 +208,12 @@ func (c *Client) CreateActivity(ctx context.Context, s sale.Sale) (a adminapi.Ac
 	return a, status == http.StatusOK, err
 }
 
+// EditActivity gives a draft another plan.
+func (c *Client) EditActivity(ctx context.Context, s sale.Sale) (r adminapi.EditResult, err error) {
+	_, err = c.Do(ctx, http.MethodPut, activityPath(s.ID, ""), nil, s, &r)
+	return r, err
+}
+
 // Activity reads one sale with its state in Redis.
 func (c *Client) Activity(ctx context.Context, id string) (a adminapi.Activity, err error) {
 	_, err = c.Do(ctx, http.MethodGet, activityPath(id, ""), nil, nil, &a)
@@ -260,6 +266,41 @@ func (c *Client) Reconcile(ctx context.Context, id string, repair bool) (r admin
 	return r, err
 }
 
+// Rebuild asks for a rebuild of what Redis has lost of a sale, or says what it would write. The worker
+// carries it out.
+func (c *Client) Rebuild(ctx context.Context, id string, dryRun bool) (r adminapi.Rebuild, err error) {
+	_, err = c.Do(ctx, http.MethodPost, activityPath(id, "/rebuild"), nil, adminapi.RebuildRequest{DryRun: dryRun}, &r)
+	return r, err
+}
+
+// WaitRebuild polls the rebuild of a sale until it is over; seen is called with each state of it. An API
+// that does not answer for a while is asked again: the worker may be starting anew.
+func (c *Client) WaitRebuild(ctx context.Context, id string, seen func(adminapi.Rebuild)) (adminapi.Rebuild, error) {
+	wait := 100 * time.Millisecond
+	for {
+		var r adminapi.Rebuild
+		_, err := c.Do(ctx, http.MethodGet, activityPath(id, "/rebuild"), nil, nil, &r)
+		var answer *Error
+		if errors.As(err, &answer) && answer.Problem.Status < http.StatusInternalServerError {
+			return r, err
+		}
+		if err == nil {
+			if seen != nil {
+				seen(r)
+			}
+			if r.State != adminapi.RebuildRunning {
+				return r, nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return r, errors.Join(fmt.Errorf("wait for the rebuild of %s: %w", id, ctx.Err()), err)
+		case <-time.After(wait):
+		}
+		wait = min(wait*2, time.Second)
+	}
+}
+
 // Verify checks what must hold after the end of a sale.
 func (c *Client) Verify(ctx context.Context, id string) (r adminapi.VerifyResult, err error) {
 	_, err = c.Do(ctx, http.MethodGet, activityPath(id, "/verify"), nil, nil, &r)
@@ -292,7 +333,8 @@ func (c *Client) Inventory(ctx context.Context) (l adminapi.InventoryList, err e
 
 // SetInventory sets one row of the inventory.
 func (c *Client) SetInventory(ctx context.Context, row adminapi.InventoryRow) (r adminapi.InventoryRow, err error) {
-	_, err = c.Do(ctx, http.MethodPut, "/admin/v1/inventory", nil, row, &r)
+	in := adminapi.SetInventoryRequest{SKU: row.SKU, Pool: row.Pool, OnHand: &row.OnHand}
+	_, err = c.Do(ctx, http.MethodPut, "/admin/v1/inventory", nil, in, &r)
 	return r, err
 }
 

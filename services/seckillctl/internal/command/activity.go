@@ -1,6 +1,7 @@
 package command
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -10,6 +11,7 @@ import (
 
 	"seckill/pkg/adminapi"
 	"seckill/pkg/sale"
+	"seckill/services/seckillctl/internal/adminclient"
 )
 
 func activityCommand(env *Env) *cobra.Command {
@@ -43,6 +45,7 @@ func activityCommand(env *Env) *cobra.Command {
 				env.Say("activity %s is there already, with the same content", a.ID)
 			} else {
 				env.Say("activity %s created", a.ID)
+				sayUncounted(cmd.Context(), env, c, plan)
 			}
 			return env.Print(a, activityTable(a))
 		},
@@ -50,6 +53,45 @@ func activityCommand(env *Env) *cobra.Command {
 	create.Flags().StringVarP(&file, "file", "f", "", "plan of the sale (- for stdin)")
 	create.Flags().BoolVar(&shadow, "shadow", false, "a rehearsal's sale: never touches the inventory")
 	_ = create.MarkFlagRequired("file")
+
+	var editFile string
+	edit := &cobra.Command{
+		Use: "edit -f sale.yaml", Short: "Give a sale that was never warm another plan", Args: exactly(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			plan, err := readPlan(env, editFile)
+			if err != nil {
+				return err
+			}
+			if err := plan.Validate(nil); err != nil {
+				return err
+			}
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			if env.DryRun {
+				a, err := c.Activity(cmd.Context(), plan.ID)
+				if err != nil {
+					return fmt.Errorf("edit activity %s: %w", plan.ID, err)
+				}
+				env.Say("would edit activity %s (now %s): %d units, now %d", plan.ID, a.State, plan.Units(), a.Units())
+				return env.Print(plan, planTable(plan))
+			}
+			r, err := c.EditActivity(cmd.Context(), plan)
+			if err != nil {
+				return fmt.Errorf("edit activity %s: %w", plan.ID, err)
+			}
+			if r.Changed {
+				env.Say("activity %s has its new plan", r.ID)
+			} else {
+				env.Say("activity %s has this plan already", r.ID)
+			}
+			return env.Print(r, activityTable(r.Activity))
+		},
+	}
+	edit.Flags().StringVarP(&editFile, "file", "f", "", "plan of the sale (- for stdin)")
+	_ = edit.MarkFlagRequired("file")
 
 	list := &cobra.Command{
 		Use: "list", Short: "List sales", Args: exactly(),
@@ -90,36 +132,64 @@ func activityCommand(env *Env) *cobra.Command {
 	}
 	warm := &cobra.Command{
 		Use: "warm ACTIVITY", Short: "Bring a sale's stock into Redis (safe to repeat)", Args: exactly("an activity id"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := env.Client()
+		RunE: env.act(act{verb: "warm", kind: "activity", harmless: true, look: lookAtActivity, do: func(ctx context.Context, c *adminclient.Client, id string) error {
+			r, err := c.Warm(ctx, id)
 			if err != nil {
 				return err
 			}
-			defer c.Close()
-			if env.DryRun {
-				a, err := c.Activity(cmd.Context(), args[0])
-				if err != nil {
-					return fmt.Errorf("warm activity %s: %w", args[0], err)
-				}
-				env.Say("would warm activity %s (now %s)", a.ID, a.State)
-				return env.Print(a, activityTable(a))
-			}
-			r, err := c.Warm(cmd.Context(), args[0])
-			if err != nil {
-				return fmt.Errorf("warm activity %s: %w", args[0], err)
-			}
-			if r.Already {
-				env.Say("activity %s is warm already", r.ActivityID)
-			} else {
+			switch {
+			case !r.Already:
 				env.Say("activity %s is warm", r.ActivityID)
+			case coldBuckets(ctx, c, r) > 0:
+				env.Say("activity %s was warmed, but Redis has lost what it sells from, or a rebuild is under way: seckillctl rebuild %s", r.ActivityID, r.ActivityID)
+			default:
+				env.Say("activity %s is warm already", r.ActivityID)
 			}
 			return env.Print(r, Table{
 				Header: []string{"activity_id", "already", "number", "opened"},
 				Rows:   [][]string{{r.ActivityID, strconv.FormatBool(r.Already), strconv.FormatUint(r.Number, 10), strconv.Itoa(r.Opened)}},
 			})
-		},
+		}}),
 	}
-	return group("activity", "Sales", create, list, show, warm, pauseCommand(env, true), pauseCommand(env, false), endCommand(env), reportCommand(env), deleteCommand(env))
+	return group("activity", "Sales", create, edit, list, show, warm, pauseCommand(env, true), pauseCommand(env, false), endCommand(env), reportCommand(env), deleteCommand(env))
+}
+
+// coldBuckets counts the buckets that do not sell although the sale was warmed: warming again opens what
+// is there, and never brings back what Redis has lost.
+func coldBuckets(ctx context.Context, c *adminclient.Client, r adminapi.WarmResult) int {
+	buckets := 1
+	if a, err := c.Activity(ctx, r.ActivityID); err == nil {
+		buckets = a.Buckets
+	}
+	return buckets - r.Opened
+}
+
+// sayUncounted names the pools of a new sale whose units came from nowhere: the inventory has no row for
+// them, so that nothing was taken, and nothing could be too little.
+func sayUncounted(ctx context.Context, env *Env, c *adminclient.Client, plan sale.Sale) {
+	if plan.Shadow {
+		return
+	}
+	l, err := c.Inventory(ctx)
+	if err != nil {
+		return // the sale is made; this is talk
+	}
+	known := map[[2]string]bool{}
+	for _, row := range l.Inventory {
+		known[[2]string{row.SKU, row.Pool}] = true
+	}
+	for _, item := range plan.Items {
+		for _, pool := range sortedPools(item.Pools) {
+			if !known[[2]string{item.SKU, pool}] {
+				env.Say("%s in %s is not in the inventory: its %d units are not counted against anything", item.SKU, pool, item.Pools[pool])
+			}
+		}
+	}
+}
+
+func lookAtActivity(ctx context.Context, c *adminclient.Client, id string) (string, any, Table, error) {
+	a, err := c.Activity(ctx, id)
+	return a.State, a, activityTable(a), err
 }
 
 func pauseCommand(env *Env, paused bool) *cobra.Command {
@@ -129,59 +199,30 @@ func pauseCommand(env *Env, paused bool) *cobra.Command {
 	}
 	return &cobra.Command{
 		Use: verb + " ACTIVITY", Short: text, Args: exactly("an activity id"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := env.Client()
+		RunE: env.act(act{verb: verb, kind: "activity", harmless: true, look: lookAtActivity, do: func(ctx context.Context, c *adminclient.Client, id string) error {
+			r, err := c.SetPaused(ctx, id, paused)
 			if err != nil {
 				return err
-			}
-			defer c.Close()
-			if env.DryRun {
-				a, err := c.Activity(cmd.Context(), args[0])
-				if err != nil {
-					return fmt.Errorf("%s activity %s: %w", verb, args[0], err)
-				}
-				env.Say("would %s activity %s (now %s)", verb, a.ID, a.State)
-				return env.Print(a, activityTable(a))
-			}
-			r, err := c.SetPaused(cmd.Context(), args[0], paused)
-			if err != nil {
-				return fmt.Errorf("%s activity %s: %w", verb, args[0], err)
 			}
 			return env.Print(r, Table{
 				Header: []string{"activity_id", "paused", "changed"},
 				Rows:   [][]string{{r.ActivityID, strconv.FormatBool(r.Paused), strconv.FormatBool(r.Changed)}},
 			})
-		},
+		}}),
 	}
 }
 
 func deleteCommand(env *Env) *cobra.Command {
 	return &cobra.Command{
 		Use: "delete ACTIVITY", Short: "Remove a sale that was never warm; its units go back to the inventory", Args: exactly("an activity id"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := env.Client()
+		RunE: env.act(act{verb: "delete", kind: "activity", look: lookAtActivity, do: func(ctx context.Context, c *adminclient.Client, id string) error {
+			r, err := c.DeleteActivity(ctx, id)
 			if err != nil {
 				return err
-			}
-			defer c.Close()
-			if env.DryRun {
-				a, err := c.Activity(cmd.Context(), args[0])
-				if err != nil {
-					return fmt.Errorf("delete activity %s: %w", args[0], err)
-				}
-				env.Say("would delete activity %s (now %s)", a.ID, a.State)
-				return env.Print(a, activityTable(a))
-			}
-			if err := env.Confirm("delete activity " + args[0]); err != nil {
-				return err
-			}
-			r, err := c.DeleteActivity(cmd.Context(), args[0])
-			if err != nil {
-				return fmt.Errorf("delete activity %s: %w", args[0], err)
 			}
 			env.Say("activity %s is deleted", r.ActivityID)
 			return env.Print(r, Table{Header: []string{"activity_id", "deleted"}, Rows: [][]string{{r.ActivityID, strconv.FormatBool(r.Deleted)}}})
-		},
+		}}),
 	}
 }
 

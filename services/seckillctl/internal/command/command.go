@@ -109,11 +109,11 @@ func newRoot(env *Env) *cobra.Command {
 	flags.DurationVar(&env.limit, "timeout", 30*time.Second, "time limit of one call")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &ExitError{Code: CodeUsage, Err: err} })
 	root.AddCommand(activityCommand(env), stockCommand(env), inventoryCommand(env), orderCommand(env), paymentCommand(env), qualifyCommand(env), deadCommand(env),
-		auditCommand(env), tokenCommand(env), reconcileCommand(env), verifyCommand(env))
+		auditCommand(env), tokenCommand(env), reconcileCommand(env), rebuildCommand(env), verifyCommand(env))
 	return root
 }
 
-func (e *Env) check(*cobra.Command) error {
+func (e *Env) check(cmd *cobra.Command) error {
 	switch e.output {
 	case "table", "json", "yaml", "csv":
 	default:
@@ -121,6 +121,15 @@ func (e *Env) check(*cobra.Command) error {
 	}
 	if e.limit <= 0 {
 		return usagef("timeout must be positive")
+	}
+	// The commands that have these flags mean the same by them.
+	if f := cmd.Flags().Lookup("reason"); f != nil && f.Changed && strings.TrimSpace(f.Value.String()) == "" {
+		return usagef("--reason must not be empty")
+	}
+	if f := cmd.Flags().Lookup("wait"); f != nil {
+		if d, err := time.ParseDuration(f.Value.String()); err == nil && d < 0 {
+			return usagef("--wait must not be negative")
+		}
 	}
 	return nil
 }
@@ -169,6 +178,44 @@ func (e *Env) Confirm(question string) error {
 		return nil
 	}
 	return &ExitError{Code: CodeError, Err: errors.New("not done")}
+}
+
+// act is what the commands that change one thing share: a client, what a dry run shows in place of the
+// change, the question, and what was tried in front of every error.
+type act struct {
+	verb, kind string // "cancel", "order"
+	harmless   bool   // not asked for
+	// look reads the thing and says, for a dry run, what it is now.
+	look func(ctx context.Context, c *adminclient.Client, id string) (state string, value any, table Table, err error)
+	do   func(ctx context.Context, c *adminclient.Client, id string) error
+}
+
+func (e *Env) act(a act) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		c, err := e.Client()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		what := a.verb + " " + a.kind + " " + args[0]
+		if e.DryRun {
+			state, value, table, err := a.look(cmd.Context(), c, args[0])
+			if err != nil {
+				return fmt.Errorf("%s: %w", what, err)
+			}
+			e.Say("would %s (now %s)", what, state)
+			return e.Print(value, table)
+		}
+		if !a.harmless {
+			if err := e.Confirm(what); err != nil {
+				return err
+			}
+		}
+		if err := a.do(cmd.Context(), c, args[0]); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		return nil
+	}
 }
 
 func needSubcommand(cmd *cobra.Command, args []string) error {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +14,8 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 
+	"seckill/pkg/adminapi"
+	"seckill/pkg/sale"
 	"seckill/services/seckillctl/internal/command"
 )
 
@@ -59,7 +63,7 @@ func TestWrongCallsAreUsageErrors(t *testing.T) {
 	t.Parallel()
 	env := map[string]string{"SECKILLCTL_TOKEN_FILE": file(t, "token", "x\n"), "SECKILLCTL_SERVER": "http://127.0.0.1:1"}
 	for _, args := range [][]string{
-		{}, {"nosuch"}, {"activity"}, {"activity", "nosuch"}, {"activity", "create"}, {"activity", "show"}, {"activity", "show", "a", "b"},
+		{}, {"nosuch"}, {"activity"}, {"activity", "nosuch"}, {"activity", "create"}, {"activity", "edit"}, {"activity", "show"}, {"activity", "show", "a", "b"},
 		{"order", "list"}, {"order", "show", "a", "--colour"}, {"-o", "xml", "activity", "list"}, {"activity", "list", "--timeout", "0s"},
 		{"order", "cancel", "x"},                  // no reason
 		{"order", "cancel", "x", "--reason", "r"}, // no terminal, no --yes
@@ -68,9 +72,10 @@ func TestWrongCallsAreUsageErrors(t *testing.T) {
 		{"stock", "add", "a", "--sku", "s", "--pool", "p", "--quantity", "1", "--op-id", "a b"},
 		{"payment", "settle-refund", "t", "--yes"}, {"payment", "settle-refund", "t", "--reason", "r"},
 		{"payment", "list", "--due-refund", "--status", "kept"},
-		{"order", "refund", "x", "--reason", "r"}, // no --yes
-		{"dead", "discard", "1", "--reason", "r"}, // likewise
-		{"dead", "discard", "--all", "--yes"},     // no reason
+		{"order", "refund", "x", "--reason", "r"},            // no --yes
+		{"dead", "discard", "1", "--reason", "r"},            // likewise
+		{"dead", "discard", "--all", "--yes"},                // no reason
+		{"rebuild"}, {"rebuild", "a", "b"}, {"rebuild", "a"}, // no --yes
 		{"dead", "replay"}, {"dead", "replay", "x"}, {"dead", "replay", "0"},
 		{"dead", "replay", "1", "--class", "c"}, {"dead", "replay", "1", "--all"}, {"dead", "show", "-1"},
 		{"inventory", "set", "--sku", "s", "--pool", "p"}, {"inventory", "set", "--sku", "s", "--pool", "p", "--quantity", "1"},
@@ -91,6 +96,49 @@ func TestWrongCallsAreUsageErrors(t *testing.T) {
 	}
 }
 
+// What is wrong with a flag is told by its name, before anything is asked or sent.
+func TestWrongFlagsAreNamed(t *testing.T) {
+	t.Parallel()
+	env := map[string]string{"SECKILLCTL_TOKEN_FILE": file(t, "token", "x\n"), "SECKILLCTL_SERVER": "http://127.0.0.1:1"}
+	for flag, calls := range map[string][][]string{
+		"--quantity": {
+			{"inventory", "set", "--sku", "s", "--pool", "p", "--quantity", "-1", "--yes"}, {"inventory", "set", "--sku", "s", "--pool", "p", "--quantity", "1000000001", "--yes"},
+			{"stock", "add", "a", "--sku", "s", "--pool", "p", "--quantity", "1000000001"},
+			{"stock", "add", "a", "--sku", "s", "--pool", "p", "--quantity", "010"}, {"inventory", "set", "--sku", "s", "--pool", "p", "--quantity", "0x10", "--yes"},
+		},
+		"--status": {{"order", "list", "a", "--status", "foo"}, {"payment", "list", "--status", "foo"}},
+		"--reason": {
+			{"activity", "end", "a", "--reason", "", "--yes"}, {"order", "cancel", "x", "--reason", " ", "--yes"}, {"order", "refund", "x", "--reason", "", "--yes"},
+			{"payment", "settle-refund", "t", "--reason", "", "--yes"}, {"dead", "discard", "--all", "--reason", "", "--yes"},
+		},
+		"--wait": {
+			{"activity", "end", "a", "--wait", "-1s", "--yes"}, {"order", "cancel", "x", "--reason", "r", "--wait", "-1s", "--yes"},
+			{"rebuild", "a", "--wait", "-1s", "--yes"}, {"dead", "replay", "--all", "--wait", "-1s"},
+		},
+	} {
+		for _, args := range calls {
+			if r := ctl(t, env, "", false, args...); r.code != command.CodeUsage || !strings.Contains(r.err, flag) || r.out != "" {
+				t.Errorf("%q: %+v does not name %s", args, r, flag)
+			}
+		}
+	}
+}
+
+// Exit code 3: the worker goes on, only the waiting is over.
+func TestWaitingThatRunsOutIsPartlyDone(t *testing.T) {
+	t.Parallel()
+	running := adminapi.Rebuild{ActivityID: "a", State: adminapi.RebuildRunning}
+	r := served(t, map[string]any{"POST a/rebuild": running, "GET a/rebuild": running}, "rebuild", "a", "--yes", "--wait", "50ms")
+	if r.code != command.CodePartly || !strings.Contains(r.err, "not done after 50ms; it goes on in the worker") {
+		t.Errorf("%+v", r)
+	}
+	job := adminapi.ReplayJob{ID: "j", State: adminapi.JobRunning, Matched: 1}
+	r = served(t, map[string]any{"POST replay-jobs": job, "GET replay-jobs/j": job}, "dead", "replay", "--all", "--wait", "50ms")
+	if r.code != command.CodePartly || !strings.Contains(r.err, "not done after 50ms; it goes on in the worker") {
+		t.Errorf("%+v", r)
+	}
+}
+
 // Exit code 1: it was tried.
 func TestWhatFailsIsAnError(t *testing.T) {
 	t.Parallel()
@@ -108,8 +156,8 @@ func TestWhatFailsIsAnError(t *testing.T) {
 
 func TestDryRunChecksAPlanWithoutAServer(t *testing.T) {
 	t.Parallel()
-	sale := file(t, "sale.yaml", plan)
-	r := ctl(t, nil, "", false, "activity", "create", "-f", sale, "--dry-run")
+	path := file(t, "sale.yaml", plan)
+	r := ctl(t, nil, "", false, "activity", "create", "-f", path, "--dry-run")
 	want := "SKU_ID   POOL      UNITS  PRICE_MINOR  CURRENCY\n" +
 		"phone-1  beijing   100    199900       CNY\n" +
 		"phone-1  national  900    199900       CNY\n"
@@ -120,12 +168,12 @@ func TestDryRunChecksAPlanWithoutAServer(t *testing.T) {
 	if want := "sku_id,pool,units,price_minor,currency\nphone-1,beijing,100,199900,CNY\nphone-1,national,900,199900,CNY\n"; r.code != 0 || r.out != want {
 		t.Errorf("%+v", r)
 	}
-	r = ctl(t, nil, "", false, "activity", "create", "-f", sale, "--dry-run", "-o", "json")
+	r = ctl(t, nil, "", false, "activity", "create", "-f", path, "--dry-run", "-o", "json")
 	var back map[string]any
 	if err := json.Unmarshal([]byte(r.out), &back); err != nil || back["qualification"] != "none" || back["starts_at"] != "2026-11-11T00:00:00+08:00" {
 		t.Errorf("%v %+v", err, r)
 	}
-	r = ctl(t, nil, "", false, "activity", "create", "-f", sale, "--dry-run", "-o", "yaml")
+	r = ctl(t, nil, "", false, "activity", "create", "-f", path, "--dry-run", "-o", "yaml")
 	if !strings.HasPrefix(r.out, "id: double11\nname: Double Eleven\nstarts_at: \"2026-11-11T00:00:00+08:00\"\n") {
 		t.Errorf("%+v", r)
 	}
@@ -170,6 +218,55 @@ func TestMintedTokenIsOneThatOrderAPITakes(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	if r := ctl(t, map[string]string{"SECKILL_AUTH_JWT_SECRET": "short"}, "", false, "token", "mint", "--user", "u"); r.code != command.CodeError || strings.Contains(r.err, "short ") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// served runs seckillctl against a server that has one answer for each call.
+func served(t *testing.T, answers map[string]any, args ...string) run {
+	t.Helper()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		path := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/admin/v1/"), "activities/")
+		answer, ok := answers[r.Method+" "+path]
+		if !ok {
+			t.Errorf("%s %s was called", r.Method, r.URL.Path)
+		}
+		_ = json.NewEncoder(w).Encode(answer)
+	}))
+	defer srv.Close()
+	return ctl(t, map[string]string{"SECKILLCTL_TOKEN_FILE": file(t, "token", "x"), "SECKILLCTL_SERVER": srv.URL}, "", false, args...)
+}
+
+func TestVerifyNamesTheChecksThatFailed(t *testing.T) {
+	t.Parallel()
+	lines := []adminapi.VerifyLine{{Check: "sale is closed", OK: true}, {Check: "row-lock waits"}, {Check: "redis pool in use"}}
+	r := served(t, map[string]any{"GET a/verify": adminapi.VerifyResult{Lines: lines}}, "verify", "a", "-o", "csv")
+	if r.code != command.CodeCheck || !strings.Contains(r.err, "does not pass: row-lock waits; redis pool in use\n") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A sale that Redis has lost is not warm, whatever MySQL says.
+func TestWarmingSaysThatRedisHasLostTheSale(t *testing.T) {
+	t.Parallel()
+	for opened, want := range []string{"seckillctl rebuild a", "seckillctl rebuild a", "a is warm already"} {
+		warm := adminapi.WarmResult{ActivityID: "a", Already: true, Number: 1, Opened: opened}
+		r := served(t, map[string]any{"POST a/warm": warm, "GET a": adminapi.Activity{Sale: sale.Sale{Buckets: 2}}}, "activity", "warm", "a")
+		if r.code != 0 || !strings.Contains(r.err, want) || !strings.Contains(r.out, "true") {
+			t.Errorf("%d of 2 buckets: %+v, want %q", opened, r, want)
+		}
+	}
+}
+
+func TestEndSaysWhatTheSettlementWaitsFor(t *testing.T) {
+	t.Parallel()
+	ended := map[string]any{
+		"POST a/end": adminapi.EndResult{ActivityID: "a", State: "ended"}, "GET a": adminapi.Activity{State: "ended"},
+		"GET a/report":            adminapi.Report{Total: adminapi.ReportLine{Pending: adminapi.ReportCount{Orders: 7}}},
+		"GET dead-letters/groups": adminapi.DeadLetterGroups{Groups: []adminapi.DeadLetterGroup{{Count: 2}, {Count: 1}}},
+	}
+	r := served(t, ended, "activity", "end", "a", "--yes", "--wait", "1ms")
+	if r.code != command.CodePartly || !strings.Contains(r.err, "7 orders can still be paid") || !strings.Contains(r.err, "3 dead letters are open") {
 		t.Errorf("%+v", r)
 	}
 }

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"seckill/pkg/adminapi"
+	"seckill/services/seckillctl/internal/adminclient"
 )
 
 func endCommand(env *Env) *cobra.Command {
@@ -15,26 +17,10 @@ func endCommand(env *Env) *cobra.Command {
 	var wait time.Duration
 	end := &cobra.Command{
 		Use: "end ACTIVITY", Short: "End a sale now; settlement follows by itself", Args: exactly("an activity id"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := env.Client()
+		RunE: env.act(act{verb: "end", kind: "activity", look: lookAtActivity, do: func(ctx context.Context, c *adminclient.Client, id string) error {
+			r, err := c.End(ctx, id, reason)
 			if err != nil {
 				return err
-			}
-			defer c.Close()
-			if env.DryRun {
-				a, err := c.Activity(cmd.Context(), args[0])
-				if err != nil {
-					return fmt.Errorf("end activity %s: %w", args[0], err)
-				}
-				env.Say("would end activity %s (now %s)", a.ID, a.State)
-				return env.Print(a, activityTable(a))
-			}
-			if err := env.Confirm("end activity " + args[0]); err != nil {
-				return err
-			}
-			r, err := c.End(cmd.Context(), args[0], reason)
-			if err != nil {
-				return fmt.Errorf("end activity %s: %w", args[0], err)
 			}
 			if r.Already {
 				env.Say("activity %s had ended before", r.ActivityID)
@@ -43,25 +29,50 @@ func endCommand(env *Env) *cobra.Command {
 			}
 			for deadline := time.Now().Add(wait); r.State != adminapi.ActivityClosed && time.Now().Before(deadline); {
 				select {
-				case <-cmd.Context().Done():
-					return cmd.Context().Err()
+				case <-ctx.Done():
+					return ctx.Err()
 				case <-time.After(500 * time.Millisecond):
 				}
-				a, err := c.Activity(cmd.Context(), args[0])
+				a, err := c.Activity(ctx, id)
 				if err != nil {
-					return fmt.Errorf("end activity %s: %w", args[0], err)
+					return err
 				}
 				r.State = a.State
 			}
-			return env.Print(r, Table{
+			if err := env.Print(r, Table{
 				Header: []string{"activity_id", "already", "state"},
 				Rows:   [][]string{{r.ActivityID, strconv.FormatBool(r.Already), r.State}},
-			})
-		},
+			}); err != nil {
+				return err
+			}
+			if wait > 0 && r.State != adminapi.ActivityClosed {
+				return &ExitError{Code: CodePartly, Err: fmt.Errorf("activity %s is %s, not closed, after %s; its settlement goes on%s", r.ActivityID, r.State, wait, waitsFor(ctx, c, id))}
+			}
+			return nil
+		}}),
 	}
 	end.Flags().StringVar(&reason, "reason", "", "why; kept in the audit")
 	end.Flags().DurationVar(&wait, "wait", 0, "how long to wait until the sale is closed")
 	return end
+}
+
+// waitsFor tells what holds a settlement up, as far as the API has it: orders that can still be paid, and
+// letters behind which orders are parked. The rest is over in seconds. An error is no reason to say less.
+func waitsFor(ctx context.Context, c *adminclient.Client, id string) string {
+	out := ""
+	if r, err := c.Report(ctx, id); err == nil && r.Total.Pending.Orders > 0 {
+		out += fmt.Sprintf("\n  %d orders can still be paid", r.Total.Pending.Orders)
+	}
+	letters := int64(0)
+	if l, err := c.DeadLetterGroups(ctx, adminapi.LetterFilter{ActivityID: id, State: adminapi.LetterOpen}); err == nil {
+		for _, g := range l.Groups {
+			letters += g.Count
+		}
+	}
+	if letters > 0 {
+		out += fmt.Sprintf("\n  %d dead letters are open, replay or discard them: seckillctl dead list --activity %s --state open", letters, id)
+	}
+	return out
 }
 
 func reportCommand(env *Env) *cobra.Command {

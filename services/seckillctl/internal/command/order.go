@@ -22,6 +22,11 @@ func orderCommand(env *Env) *cobra.Command {
 			if limit < 0 {
 				return usagef("limit must not be negative")
 			}
+			if f.Status != "" {
+				if _, err := order.ParseStatus(f.Status); err != nil {
+					return usagef("--status: %w", err)
+				}
+			}
 			c, err := env.Client()
 			if err != nil {
 				return err
@@ -69,103 +74,74 @@ func orderCommand(env *Env) *cobra.Command {
 }
 
 func cancelCommand(env *Env) *cobra.Command {
-	var reason string
-	var wait time.Duration
-	cancel := &cobra.Command{
-		Use: "cancel ORDER --reason R", Short: "Cancel an order that is not paid", Args: exactly("an order id"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := env.Client()
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			if env.DryRun {
-				o, err := c.Order(cmd.Context(), args[0])
-				if err != nil {
-					return fmt.Errorf("cancel order %s: %w", args[0], err)
-				}
-				env.Say("would cancel order %s (now %s)", o.OrderID, o.Status)
-				return env.Print(o, orderTable(o))
-			}
-			if err := env.Confirm("cancel order " + args[0]); err != nil {
-				return err
-			}
-			r, err := c.CancelOrder(cmd.Context(), args[0], reason)
-			if err != nil {
-				return fmt.Errorf("cancel order %s: %w", args[0], err)
-			}
-			o, err := awaitOrder(cmd.Context(), c, args[0], wait, cancelDone)
-			if err != nil {
-				return fmt.Errorf("cancel order %s: %w", args[0], err)
-			}
-			switch status := order.Status(o.Status); {
-			case status == order.Cancelled && r.Changed:
-				env.Say("order %s is cancelled", o.OrderID)
-			case status == order.Cancelled:
-				env.Say("order %s had been cancelled before", o.OrderID)
-			case status == order.Paid || status.Final():
-				_ = env.Print(o, orderTable(o))
-				return fmt.Errorf("cancel order %s: it is %s", o.OrderID, o.Status)
-			default:
-				env.Say("the cancel of order %s is queued; it is still %s", o.OrderID, o.Status)
-			}
-			return env.Print(o, orderTable(o))
+	return takeBack{
+		verb: "cancel", short: "Cancel an order that is not paid", reason: "why; kept in the audit", to: order.Cancelled, done: cancelDone,
+		ask: func(ctx context.Context, c *adminclient.Client, id, reason string) (bool, error) {
+			r, err := c.CancelOrder(ctx, id, reason)
+			return r.Changed, err
 		},
-	}
-	cancel.Flags().StringVar(&reason, "reason", "", "why; kept in the audit")
-	cancel.Flags().DurationVar(&wait, "wait", 10*time.Second, "how long to wait for the cancel to be carried out")
-	_ = cancel.MarkFlagRequired("reason")
-	return cancel
+	}.command(env)
 }
 
 func refundCommand(env *Env) *cobra.Command {
+	return takeBack{
+		verb: "refund", short: "Take a paid order back; its money becomes due for refund", reason: "why, in any language; kept in the audit",
+		to: order.Refunded, done: order.Status.Final,
+		ask: func(ctx context.Context, c *adminclient.Client, id, reason string) (bool, error) {
+			r, err := c.RefundOrder(ctx, id, reason)
+			return r.Changed, err
+		},
+	}.command(env)
+}
+
+// takeBack is a command that asks the worker for an order and waits until it was carried out.
+type takeBack struct {
+	verb, short, reason string
+	to                  order.Status
+	done                func(order.Status) bool // nothing will change any more
+	ask                 func(ctx context.Context, c *adminclient.Client, id, reason string) (changed bool, err error)
+}
+
+func (t takeBack) command(env *Env) *cobra.Command {
 	var reason string
 	var wait time.Duration
-	refund := &cobra.Command{
-		Use: "refund ORDER --reason R", Short: "Take a paid order back; its money becomes due for refund", Args: exactly("an order id"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := env.Client()
+	cmd := &cobra.Command{
+		Use: t.verb + " ORDER --reason R", Short: t.short, Args: exactly("an order id"),
+		RunE: env.act(act{verb: t.verb, kind: "order", look: lookAtOrder, do: func(ctx context.Context, c *adminclient.Client, id string) error {
+			changed, err := t.ask(ctx, c, id, reason)
 			if err != nil {
 				return err
 			}
-			defer c.Close()
-			if env.DryRun {
-				o, err := c.Order(cmd.Context(), args[0])
-				if err != nil {
-					return fmt.Errorf("refund order %s: %w", args[0], err)
-				}
-				env.Say("would refund order %s (now %s)", o.OrderID, o.Status)
-				return env.Print(o, orderTable(o))
-			}
-			if err := env.Confirm("refund order " + args[0]); err != nil {
+			o, err := awaitOrder(ctx, c, id, wait, t.done)
+			if err != nil {
 				return err
-			}
-			r, err := c.RefundOrder(cmd.Context(), args[0], reason)
-			if err != nil {
-				return fmt.Errorf("refund order %s: %w", args[0], err)
-			}
-			o, err := awaitOrder(cmd.Context(), c, args[0], wait, func(s order.Status) bool { return s.Final() })
-			if err != nil {
-				return fmt.Errorf("refund order %s: %w", args[0], err)
 			}
 			switch status := order.Status(o.Status); {
-			case status == order.Refunded && r.Changed:
-				env.Say("order %s is refunded", o.OrderID)
-			case status == order.Refunded:
-				env.Say("order %s had been refunded before", o.OrderID)
-			case status.Final():
+			case status == t.to && changed:
+				env.Say("order %s is %s", o.OrderID, t.to)
+			case status == t.to:
+				env.Say("order %s had been %s before", o.OrderID, t.to)
+			case t.done(status):
 				_ = env.Print(o, orderTable(o))
-				return fmt.Errorf("refund order %s: it is %s", o.OrderID, o.Status)
+				return fmt.Errorf("it is %s", o.Status)
+			case wait > 0:
+				_ = env.Print(o, orderTable(o))
+				return &ExitError{Code: CodePartly, Err: fmt.Errorf("the %s of order %s is queued, it is still %s after %s", t.verb, o.OrderID, o.Status, wait)}
 			default:
-				env.Say("the refund of order %s is queued; it is still %s", o.OrderID, o.Status)
+				env.Say("the %s of order %s is queued; it is still %s", t.verb, o.OrderID, o.Status)
 			}
 			return env.Print(o, orderTable(o))
-		},
+		}}),
 	}
-	refund.Flags().StringVar(&reason, "reason", "", "why, in any language; kept in the audit")
-	refund.Flags().DurationVar(&wait, "wait", 10*time.Second, "how long to wait for the refund to be carried out")
-	_ = refund.MarkFlagRequired("reason")
-	return refund
+	cmd.Flags().StringVar(&reason, "reason", "", t.reason)
+	cmd.Flags().DurationVar(&wait, "wait", 10*time.Second, "how long to wait for the "+t.verb+" to be carried out")
+	_ = cmd.MarkFlagRequired("reason")
+	return cmd
+}
+
+func lookAtOrder(ctx context.Context, c *adminclient.Client, id string) (string, any, Table, error) {
+	o, err := c.Order(ctx, id)
+	return o.Status, o, orderTable(o), err
 }
 
 // cancelDone says that a cancel will not change anything any more.

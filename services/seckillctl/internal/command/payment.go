@@ -20,6 +20,11 @@ func paymentCommand(env *Env) *cobra.Command {
 				}
 				status = adminapi.PaymentRefundDue
 			}
+			switch status {
+			case "", adminapi.PaymentKept, adminapi.PaymentApplied, adminapi.PaymentRefundDue, adminapi.PaymentSettled:
+			default:
+				return usagef("--status %q: one of kept, applied, refund_due, settled", status)
+			}
 			c, err := env.Client()
 			if err != nil {
 				return err

@@ -3,8 +3,12 @@ package command
 import (
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
+
+	"seckill/pkg/adminapi"
+	"seckill/services/seckillctl/internal/adminclient"
 )
 
 func reconcileCommand(env *Env) *cobra.Command {
@@ -19,7 +23,14 @@ func reconcileCommand(env *Env) *cobra.Command {
 			defer c.Close()
 			r, err := c.Reconcile(cmd.Context(), args[0], repair && !env.DryRun)
 			if err != nil {
-				return fmt.Errorf("reconcile activity %s: %w", args[0], err)
+				err = fmt.Errorf("reconcile activity %s: %w", args[0], err)
+				switch adminclient.Code(err) {
+				case adminapi.CodeNothingToCompare:
+					return &ExitError{Code: CodeNothing, Err: err}
+				case adminapi.CodeRedisLost:
+					return &ExitError{Code: CodeCheck, Err: err}
+				}
+				return err
 			}
 			t := Table{Header: []string{"kind", "order_id", "sku_id", "pool", "units", "repaired", "detail"}}
 			left := 0
@@ -63,10 +74,12 @@ func verifyCommand(env *Env) *cobra.Command {
 				return fmt.Errorf("verify activity %s: %w", args[0], err)
 			}
 			t := Table{Header: []string{"check", "result", "measured", "limit"}}
+			var failed []string
 			for _, l := range r.Lines {
 				result := "pass"
 				if !l.OK {
 					result = "FAIL"
+					failed = append(failed, l.Check)
 				}
 				t.Rows = append(t.Rows, []string{l.Check, result, l.Measured, l.Limit})
 			}
@@ -74,7 +87,7 @@ func verifyCommand(env *Env) *cobra.Command {
 				return err
 			}
 			if !r.OK {
-				return &ExitError{Code: CodeCheck, Err: fmt.Errorf("activity %s does not pass", args[0])}
+				return &ExitError{Code: CodeCheck, Err: fmt.Errorf("activity %s does not pass: %s", args[0], strings.Join(failed, "; "))}
 			}
 			return nil
 		},

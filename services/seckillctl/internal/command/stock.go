@@ -1,6 +1,7 @@
 package command
 
 import (
+	"errors"
 	"fmt"
 	"sort"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 
 	"seckill/pkg/adminapi"
 	"seckill/pkg/order"
+	"seckill/pkg/sale"
 )
 
 func stockCommand(env *Env) *cobra.Command {
@@ -44,8 +46,8 @@ func addStockCommand(env *Env) *cobra.Command {
 	add := &cobra.Command{
 		Use: "add ACTIVITY --sku S --pool P --quantity N", Short: "Add units to a pool of a sale, from the inventory", Args: exactly("an activity id"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if in.Quantity < 1 {
-				return usagef("quantity must be positive")
+			if in.Quantity < 1 || in.Quantity > sale.MaxUnits {
+				return usagef("--quantity must be 1 to %d", sale.MaxUnits)
 			}
 			if in.OpID == "" {
 				in.OpID = ulid.Make().String()
@@ -88,7 +90,7 @@ func addStockCommand(env *Env) *cobra.Command {
 	}
 	add.Flags().StringVar(&in.SKU, "sku", "", "sku")
 	add.Flags().StringVar(&in.Pool, "pool", "", "pool")
-	add.Flags().Int64Var(&in.Quantity, "quantity", 0, "units to add")
+	add.Flags().Var((*decimal)(&in.Quantity), "quantity", "units to add")
 	add.Flags().StringVar(&in.OpID, "op-id", "", "operation id; made up if not given")
 	for _, name := range []string{"sku", "pool", "quantity"} {
 		_ = add.MarkFlagRequired(name)
@@ -116,6 +118,9 @@ func inventoryCommand(env *Env) *cobra.Command {
 	set := &cobra.Command{
 		Use: "set --sku S --pool P --quantity N", Short: "Set what the warehouses hold of a sku in a pool", Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if row.OnHand < 0 || row.OnHand > sale.MaxUnits {
+				return usagef("--quantity must be 0 to %d", sale.MaxUnits)
+			}
 			if err := env.Confirm(fmt.Sprintf("set inventory of %s in %s to %d", row.SKU, row.Pool, row.OnHand)); err != nil {
 				return err
 			}
@@ -137,7 +142,7 @@ func inventoryCommand(env *Env) *cobra.Command {
 	}
 	set.Flags().StringVar(&row.SKU, "sku", "", "sku")
 	set.Flags().StringVar(&row.Pool, "pool", "", "pool")
-	set.Flags().Int64Var(&row.OnHand, "quantity", 0, "units")
+	set.Flags().Var((*decimal)(&row.OnHand), "quantity", "units")
 	for _, name := range []string{"sku", "pool", "quantity"} {
 		_ = set.MarkFlagRequired(name)
 	}
@@ -160,3 +165,22 @@ func sortedPools(m map[string]int) []string {
 	sort.Strings(keys)
 	return keys
 }
+
+// decimal is a flag of decimal digits: the library's own numbers take 010 for 8.
+type decimal int64
+
+// Set implements pflag.Value.
+func (d *decimal) Set(text string) error {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || strconv.FormatInt(n, 10) != text {
+		return errors.New("not a whole number in decimal digits")
+	}
+	*d = decimal(n)
+	return nil
+}
+
+// String implements pflag.Value.
+func (d *decimal) String() string { return strconv.FormatInt(int64(*d), 10) }
+
+// Type implements pflag.Value.
+func (*decimal) Type() string { return "int" }

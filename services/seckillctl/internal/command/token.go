@@ -13,7 +13,7 @@ import (
 	"seckill/pkg/order"
 )
 
-// minSecret is the shortest HS256 key order-api takes as well (RFC 7518, 3.2).
+// minSecret is the shortest key that HS256 should have (RFC 7518, 3.2).
 const minSecret = 32
 
 type mintedToken struct {

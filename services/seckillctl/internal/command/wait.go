@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -22,6 +23,9 @@ func waitReplay(cmd *cobra.Command, env *Env, c *adminclient.Client, id string, 
 	})
 	if env.ErrTerminal {
 		_, _ = fmt.Fprintln(env.Err)
+	}
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
+		return j, &ExitError{Code: CodePartly, Err: fmt.Errorf("replay job %s is not done after %s; it goes on in the worker: %w", id, limit, err)}
 	}
 	if err != nil {
 		return j, fmt.Errorf("replay job %s goes on in the worker: %w", id, err)

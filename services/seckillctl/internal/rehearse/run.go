@@ -11,6 +11,7 @@ import (
 
 	"github.com/oklog/ulid/v2"
 
+	"seckill/pkg/adminapi"
 	"seckill/pkg/sale"
 )
 
@@ -154,7 +155,12 @@ func Run(ctx context.Context, admin Admin, opt Options) (Report, error) {
 		}
 	}
 	if rep.Broken() {
+		opt.Talk("shadow activity %s stays as it is, for a look at it; it ends in an hour by itself", s.ID)
 		return rep, ErrPromiseBroken
+	}
+	// Nor is this: the clock ends it anyway.
+	if err := office.end(ctx); err != nil {
+		opt.Talk("%v", err)
 	}
 	return rep, nil
 }
@@ -171,6 +177,31 @@ func (o *office) open(ctx context.Context, s sale.Sale) error {
 		return fmt.Errorf("warm shadow activity %s: %w", s.ID, err)
 	}
 	return nil
+}
+
+// tidying bounds how long a rehearsal waits for its activity to be cleaned up. Whatever happens, the worker
+// does it.
+const tidying = 20 * time.Second
+
+// end ends the shadow activity and waits until it is cleaned up in Redis.
+func (o *office) end(ctx context.Context) error {
+	path := "/admin/v1/activities/" + url.PathEscape(o.activity)
+	if err := o.again(ctx, http.MethodPost, path+"/end", adminapi.EndRequest{Reason: "the rehearsal is over"}, nil); err != nil {
+		return fmt.Errorf("end shadow activity %s: %w", o.activity, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, tidying)
+	defer cancel()
+	for {
+		var a adminapi.Activity
+		err := o.do(ctx, http.MethodGet, path, nil, &a)
+		if err == nil && a.State == adminapi.ActivityClosed {
+			return nil
+		}
+		wait(ctx, pollEvery)
+		if ctx.Err() != nil {
+			return fmt.Errorf("shadow activity %s is ended, and being cleaned up: %w", o.activity, ctx.Err())
+		}
+	}
 }
 
 // credentials fetches a token for each buyer before the crowd starts.

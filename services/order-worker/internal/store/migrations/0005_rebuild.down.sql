@@ -1,0 +1,2 @@
+DROP TABLE IF EXISTS rebuild_barriers;
+DROP TABLE IF EXISTS rebuilds;
