@@ -107,7 +107,7 @@ func (s *Service) Run(ctx context.Context) {
 
 // classes that are labels; a foreign program could write anything into the header.
 var classes = map[string]bool{ //nolint:gochecknoglobals // a constant
-	"undecodable": true, "invalid_order": true, "unknown_activity": true, "conflict": true,
+	"undecodable": true, "invalid_order": true, "unknown_activity": true, "conflict": true, "refused": true, "unknown_event": true,
 	messaging.ClassAttemptsExhausted: true, messaging.ClassPanic: true,
 	classDeliveryLimit: true, "expired": true, "rejected": true, "maxlen": true,
 }

@@ -25,6 +25,7 @@ import (
 const (
 	ClassUndecodable = "undecodable"
 	ClassConflict    = "conflict" // the transaction is booked with another order, amount or currency
+	ClassRefused     = "refused"  // MySQL will not write it: a trigger or a damaged row is in the way
 )
 
 const batchTimeout = time.Minute
@@ -46,7 +47,7 @@ func New(st *store.Store, f *follow.Follower, log *slog.Logger, reg prometheus.R
 		Name: "seckill_payments_total",
 		Help: "Payments booked, by what became of them.",
 	}, []string{"result"})}
-	for _, r := range []string{store.PaymentKept, store.PaymentApplied, store.PaymentRefundDue, "repeated", "conflict", "invalid"} {
+	for _, r := range []string{store.PaymentKept, store.PaymentApplied, store.PaymentRefundDue, "repeated", "conflict", "invalid", "refused"} {
 		h.booked.WithLabelValues(r)
 	}
 	if err := reg.Register(h.booked); err != nil {
@@ -93,19 +94,19 @@ func (h *Handler) handle(ctx context.Context, batch []messaging.Delivery, result
 		return nil
 	}
 	var out booking
-	for try := 0; ; try++ {
-		err := h.st.InTx(ctx, func(tx *store.Tx) error {
-			var err error
-			out, err = book(ctx, tx, list)
-			return err
-		})
+	refused, err := store.Each(list, len(list), func(some []arrived) error {
+		b, err := h.book(ctx, some)
 		if err == nil {
-			break
+			out.add(b)
 		}
-		// Another holder of the same transaction was faster: read what it wrote (R13).
-		if !store.IsDuplicate(err) || try >= maxReads {
-			return fmt.Errorf("book %d payments: %w", len(list), err)
-		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, r := range refused {
+		h.booked.WithLabelValues("refused").Inc()
+		results[r.Of.delivery].Dead = []messaging.Dead{{Message: batch[r.Of.delivery].Message, Class: ClassRefused, Err: r.Err}}
 	}
 	for _, a := range out.conflicts {
 		h.booked.WithLabelValues("conflict").Inc()
@@ -154,6 +155,35 @@ type booking struct {
 	due       []string       // orders whose record has to say that money goes back
 	kept      []string       // orders that payments wait for
 	done      []arrived      // what is booked, now or before
+}
+
+func (b *booking) add(o booking) {
+	b.fresh = append(b.fresh, o.fresh...)
+	b.repeated += o.repeated
+	b.conflicts = append(b.conflicts, o.conflicts...)
+	b.follow = append(b.follow, o.follow...)
+	b.due = append(b.due, o.due...)
+	b.kept = append(b.kept, o.kept...)
+	b.done = append(b.done, o.done...)
+}
+
+// book writes payments in one transaction.
+func (h *Handler) book(ctx context.Context, list []arrived) (booking, error) {
+	for try := 0; ; try++ {
+		var out booking
+		err := h.st.InTx(ctx, func(tx *store.Tx) error {
+			var err error
+			out, err = book(ctx, tx, list)
+			return err
+		})
+		// Another holder of the same transaction was faster: read what it wrote (R13).
+		if err == nil || !store.IsDuplicate(err) || try >= maxReads {
+			if err != nil {
+				err = fmt.Errorf("book %d payments: %w", len(list), err)
+			}
+			return out, err
+		}
+	}
 }
 
 func book(ctx context.Context, tx *store.Tx, list []arrived) (booking, error) {

@@ -8,6 +8,7 @@ import (
 	"seckill/pkg/messaging"
 	"seckill/pkg/order"
 	"seckill/pkg/testkit"
+	"seckill/services/order-worker/internal/payment"
 	"seckill/services/order-worker/internal/rollback"
 	"seckill/services/order-worker/internal/workertest"
 )
@@ -24,6 +25,8 @@ func TestPayment(t *testing.T) {
 		"a payment and the order's own transaction side by side always meet":           besideOrder,
 		"payment against expiry: the first commit wins, and nothing comes back":        againstExpiry,
 		"a payment whose order never came becomes tombstone plus refund due":           orphan,
+		"what mysql refuses to book is a letter, and the others are booked":            refusedByMySQL,
+		"money that cannot be given up does not hold up the others":                    orphanRefused,
 		"a kept payment waits as long as redis holds the reservation":                  orphanOnItsWay,
 		"a refund of a paid order makes its payment due and the unit buyable":          refund,
 		"a payment of an order that mysql rejected is due for refund":                  rejectedOrder,
@@ -244,6 +247,57 @@ func orphan(t *testing.T, b *workertest.Bench) {
 	}
 	if row := b.Row(t, bare.ID); row.UserID != bare.User || row.Status != order.Cancelled {
 		t.Errorf("bare tombstone was not completed: %+v", row)
+	}
+	s.Balanced()
+}
+
+// One payment that MySQL will not write held the payments of every sale.
+func refusedByMySQL(t *testing.T, b *workertest.Bench) {
+	s, o := open(t, b, 9, "15m")
+	ps := make([]messaging.Payment, len(o))
+	for i := range o {
+		ps[i] = pay(o[i], "refused")
+	}
+	allow := b.Refuse(t, "INSERT ON payments", "NEW.transaction_id='"+ps[4].TransactionID+"'")
+	batch := paid(ps...)
+	for i, r := range workertest.Handle(t, b.Payment.Handle, batch) {
+		if (len(r.Dead) == 1) != (i == 4) || i == 4 && (r.Dead[0].Class != payment.ClassRefused || r.Dead[0].Message.ID != batch[4].ID) {
+			t.Errorf("delivery %d: %+v", i, r)
+		}
+	}
+	for i := range o {
+		want := order.Paid
+		if i == 4 {
+			want = order.Pending
+		}
+		b.WantStatus(t, o[i].ID, want)
+	}
+	allow()
+	workertest.Done(t, workertest.Handle(t, b.Payment.Handle, batch[4:5]))
+	b.WantStatus(t, o[4].ID, order.Paid)
+	s.Balanced()
+}
+
+func orphanRefused(t *testing.T, b *workertest.Bench) {
+	s := b.Open(t, 10)
+	first, second := s.Forge(s.User(), 1), s.Forge(s.User(), 1)
+	workertest.Done(t, workertest.Handle(t, b.Payment.Handle, paid(pay(first, "stuck"))))
+	workertest.Done(t, workertest.Handle(t, b.Payment.Handle, paid(pay(second, "behind"))))
+	b.Exec(t, "UPDATE payments SET updated_at=updated_at - INTERVAL 2 HOUR WHERE order_id LIKE CONCAT(?,'-%')", s.ID)
+	b.Exec(t, "UPDATE payments SET updated_at=updated_at - INTERVAL 1 HOUR WHERE order_id=?", first.ID.String())
+	allow := b.Refuse(t, "INSERT ON orders", "NEW.id='"+first.ID.String()+"'")
+	sweeper := rollback.NewSweeper(b.Rollback, rollback.SweepConfig{PaymentAge: time.Hour}, testkit.Logger(t))
+	if _, err := sweeper.Payments(t.Context()); err == nil {
+		t.Error("the sweep says nothing of what it could not do")
+	}
+	if payments(t, b, first, "kept", "") != 1 || payments(t, b, second, "refund_due", "order_lost") != 1 {
+		t.Error("the money behind the first is not due")
+	}
+	allow()
+	b.Exec(t, "UPDATE payments SET updated_at=updated_at - INTERVAL 2 HOUR WHERE order_id=?", first.ID.String())
+	sweep(t, b)
+	if payments(t, b, first, "refund_due", "order_lost") != 1 {
+		t.Error("the first is not due when nothing is in its way")
 	}
 	s.Balanced()
 }

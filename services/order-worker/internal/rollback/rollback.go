@@ -30,6 +30,7 @@ const (
 	ClassUndecodable  = "undecodable"
 	ClassInvalidOrder = "invalid_order"
 	ClassUnknownEvent = "unknown_event"
+	ClassRefused      = "refused" // MySQL will not write it: a guard, a trigger or a damaged figure is in the way
 )
 
 const (
@@ -94,6 +95,7 @@ const (
 	resultTombstone = "tombstone" // came before its order
 	resultAlready   = "already"   // was taken back before
 	resultRefused   = "refused"   // the order is in a state that cannot be taken back this way
+	resultBlocked   = "blocked"   // MySQL will not write it
 	resultEarly     = "early"     // delayed again
 	resultUnknown   = "unknown"   // nobody knows the order
 )
@@ -101,6 +103,7 @@ const (
 // ask is one order that somebody wants taken back.
 type ask struct {
 	id      string
+	from    int          // the delivery
 	content *order.Order // as the message knew it, or nil
 	expiry  bool         // only if the payment time is over
 	reason  string       // stored with the row
@@ -122,7 +125,7 @@ func (h *Handler) Handle(ctx context.Context, batch []messaging.Delivery) []mess
 
 func (h *Handler) handle(ctx context.Context, batch []messaging.Delivery, results []messaging.Result) error {
 	var asks []ask
-	var refunds []messaging.Refund
+	var refunds []refund
 	var ended []int
 	dead := func(i int, class string, err error) {
 		results[i].Dead = append(results[i].Dead, messaging.Dead{Message: batch[i].Message, Class: class, Err: err})
@@ -143,7 +146,7 @@ func (h *Handler) handle(ctx context.Context, batch []messaging.Delivery, result
 			}
 			for j := range good {
 				o := &good[j]
-				asks = append(asks, ask{id: o.ID.String(), content: o, expiry: true, reason: order.ReasonPaymentTimeout, label: reasonExpired})
+				asks = append(asks, ask{id: o.ID.String(), from: i, content: o, expiry: true, reason: order.ReasonPaymentTimeout, label: reasonExpired})
 			}
 		case messaging.KeyOrderCancelRequested:
 			c, err := messaging.DecodeCancelRequested(d.Message)
@@ -151,25 +154,41 @@ func (h *Handler) handle(ctx context.Context, batch []messaging.Delivery, result
 				dead(i, ClassUndecodable, err)
 				continue
 			}
-			asks = append(asks, ask{id: c.OrderID.String(), content: c.Order, reason: c.Reason, label: reasonCancel})
+			asks = append(asks, ask{id: c.OrderID.String(), from: i, content: c.Order, reason: c.Reason, label: reasonCancel})
 		case messaging.KeyOrderRefundRequested:
 			r, err := messaging.DecodeRefundRequested(d.Message)
 			if err != nil {
 				dead(i, ClassUndecodable, err)
 				continue
 			}
-			refunds = append(refunds, r)
+			refunds = append(refunds, refund{id: r.OrderID.String(), from: i, reason: strings.TrimSpace(r.Reason)})
 		case messaging.KeyActivityEnded:
 			ended = append(ended, i)
 		default:
 			dead(i, ClassUnknownEvent, fmt.Errorf("event %q is not handled here", d.Key))
 		}
 	}
-	if err := h.cancelAll(ctx, asks); err != nil {
+	blocked, err := store.Each(asks, maxOrders, func(page []ask) error { return h.cancel(ctx, page) })
+	if err != nil {
 		return err
 	}
-	if err := h.refund(ctx, refunds); err != nil {
+	for _, b := range blocked {
+		// An expiry shares its message with others, which are done.
+		m := batch[b.Of.from].Message
+		if b.Of.expiry {
+			m = messaging.OrderExpired([]order.Order{*b.Of.content})
+			m.Attempt, m.Headers = batch[b.Of.from].Attempt, batch[b.Of.from].Headers
+		}
+		results[b.Of.from].Dead = append(results[b.Of.from].Dead, messaging.Dead{Message: m, Class: ClassRefused, Err: b.Err})
+		h.rollbacks.WithLabelValues(b.Of.label, resultBlocked).Inc()
+	}
+	stuck, err := store.Each(refunds, maxOrders, func(page []refund) error { return h.refund(ctx, page) })
+	if err != nil {
 		return err
+	}
+	for _, b := range stuck {
+		dead(b.Of.from, ClassRefused, b.Err)
+		h.rollbacks.WithLabelValues(reasonRefund, resultBlocked).Inc()
 	}
 	if len(asks)+len(refunds) > 0 {
 		_, letters, err := h.st.Waiting(ctx)
@@ -182,7 +201,13 @@ func (h *Handler) handle(ctx context.Context, batch []messaging.Delivery, result
 				ids = append(ids, a.id)
 			}
 			for _, r := range refunds {
-				ids = append(ids, r.OrderID.String())
+				ids = append(ids, r.id)
+			}
+			for _, b := range blocked {
+				ids = slices.DeleteFunc(ids, func(id string) bool { return id == b.Of.id })
+			}
+			for _, b := range stuck {
+				ids = slices.DeleteFunc(ids, func(id string) bool { return id == b.Of.id })
 			}
 			if err := h.st.ResolveLetters(ctx, messaging.QueueRollbacks, ids); err != nil {
 				return err
@@ -206,18 +231,7 @@ func (h *Handler) handle(ctx context.Context, batch []messaging.Delivery, result
 
 // Cancel takes orders back on an operator's behalf, without a message in between.
 func (h *Handler) Cancel(ctx context.Context, id order.ID, reason string) error {
-	return h.cancelAll(ctx, []ask{{id: id.String(), reason: reason, label: reasonCancel}})
-}
-
-func (h *Handler) cancelAll(ctx context.Context, asks []ask) error {
-	for len(asks) > 0 {
-		n := min(len(asks), maxOrders)
-		if err := h.cancel(ctx, asks[:n]); err != nil {
-			return err
-		}
-		asks = asks[n:]
-	}
-	return nil
+	return h.cancel(ctx, []ask{{id: id.String(), reason: reason, label: reasonCancel}})
 }
 
 // outcome is what one transaction of cancels did.
@@ -406,19 +420,25 @@ func cancelTx(ctx context.Context, tx *store.Tx, ids []string, asks map[string]a
 	return out, store.ReturnUnits(ctx, tx, cancelled, store.OpCancel)
 }
 
+// refund is a paid order that an operator wants taken back.
+type refund struct {
+	id     string
+	from   int // the delivery
+	reason string
+}
+
 // refund undoes paid orders. Where their units go is decided in the transaction, under the pool's
 // lock (R6): back on sale while the sale is not settled, else to inventory.
-func (h *Handler) refund(ctx context.Context, refunds []messaging.Refund) error {
+func (h *Handler) refund(ctx context.Context, refunds []refund) error {
 	if len(refunds) == 0 {
 		return nil
 	}
 	reasons := map[string]string{}
 	var ids []string
 	for _, r := range refunds {
-		id := r.OrderID.String()
-		if _, ok := reasons[id]; !ok {
-			reasons[id] = strings.TrimSpace(r.Reason)
-			ids = append(ids, id)
+		if _, ok := reasons[r.id]; !ok {
+			reasons[r.id] = r.reason
+			ids = append(ids, r.id)
 		}
 	}
 	slices.Sort(ids)

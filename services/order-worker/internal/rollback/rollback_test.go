@@ -3,6 +3,7 @@ package rollback_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -35,6 +36,8 @@ func TestRollback(t *testing.T) {
 		"a refund after the settlement goes to inventory, once":                    refundAfterSettlement,
 		"a refund of what is not paid changes nothing":                             refundUnpaid,
 		"broken and foreign messages are letters, the others go on":                broken,
+		"what mysql refuses to take back holds up nobody else":                     refusedByMySQL,
+		"what mysql refuses is swept past, and swept when it is mended":            refusedInSweep,
 		"the end of a sale is handed to the settlement":                            ended,
 		"cancels beside persists and payments under load keep every sum right":     besideEverything,
 	} {
@@ -430,6 +433,105 @@ func broken(t *testing.T, b *workertest.Bench) {
 		}
 	}
 	b.WantStatus(t, o[0].ID, order.Cancelled)
+	s.Balanced()
+}
+
+// letterOf fails the test unless exactly one of the results has a letter, and gives it.
+func letterOf(t *testing.T, results []messaging.Result) messaging.Dead {
+	t.Helper()
+	var dead []messaging.Dead
+	for _, r := range results {
+		dead = append(dead, r.Dead...)
+	}
+	if len(dead) != 1 {
+		t.Fatalf("%d letters: %+v", len(dead), dead)
+	}
+	if dead[0].Class != rollback.ClassRefused || dead[0].Err == nil {
+		t.Errorf("letter %+v", dead[0])
+	}
+	return dead[0]
+}
+
+// One order that MySQL will not change held every sale's rollbacks.
+func refusedByMySQL(t *testing.T, b *workertest.Bench) {
+	s, o := persisted(t, b, 40, 20)
+	o = overdue(t, b, o)
+	allow := b.Refuse(t, "UPDATE ON orders", "NEW.id='"+o[3].ID.String()+"'")
+
+	// An expiry that shares its message: only the culprit becomes a letter, in a message of its own.
+	letter := letterOf(t, workertest.Handle(t, b.Rollback.Handle, expired(o[:10]...)))
+	if good, _, err := messaging.DecodeOrderExpired(letter.Message); err != nil || len(good) != 1 || good[0].ID != o[3].ID {
+		t.Errorf("letter of %+v, %v", good, err)
+	}
+	// A cancel and a refund beside others.
+	pay(t, b, o[10])
+	refund := func(o order.Order) messaging.Delivery {
+		return workertest.Deliver(messaging.RefundRequested(messaging.Refund{OrderID: o.ID, Reason: "x", Actor: "operator:x", RequestedAt: time.Now()}))[0]
+	}
+	batch := append(cancel(o[3], true), append(cancel(o[11], false), refund(o[10]))...)
+	if letter := letterOf(t, workertest.Handle(t, b.Rollback.Handle, batch)); letter.Message.ID != batch[0].ID {
+		t.Errorf("letter %s, want %s", letter.Message.ID, batch[0].ID)
+	}
+	pay(t, b, o[12])
+	pay(t, b, o[13])
+	refuse := b.Refuse(t, "UPDATE ON orders", "NEW.status='refunded' AND NEW.id='"+o[12].ID.String()+"'")
+	batch = []messaging.Delivery{refund(o[12]), refund(o[13])}
+	if letter := letterOf(t, workertest.Handle(t, b.Rollback.Handle, batch)); letter.Message.ID != batch[0].ID {
+		t.Errorf("letter %s, want %s", letter.Message.ID, batch[0].ID)
+	}
+	for i, want := range map[int]order.Status{2: order.Cancelled, 3: order.Pending, 9: order.Cancelled, 10: order.Refunded,
+		11: order.Cancelled, 12: order.Paid, 13: order.Refunded} {
+		b.WantStatus(t, o[i].ID, want)
+	}
+	s.Balanced()
+
+	// Mended, the letters are sent again.
+	allow()
+	refuse()
+	again := append(workertest.Deliver(letter.Message), batch[0])
+	workertest.Done(t, workertest.Handle(t, b.Rollback.Handle, again))
+	b.WantStatus(t, o[3].ID, order.Cancelled)
+	b.WantStatus(t, o[12].ID, order.Refunded)
+	s.Balanced()
+}
+
+func refusedInSweep(t *testing.T, b *workertest.Bench) {
+	const n = 600 // more than a page
+	s, o := persisted(t, b, n, n)
+	overdue(t, b, o)
+	users := make([]string, n)
+	for i, o := range o {
+		users[i] = o.User
+	}
+	slices.Sort(users)
+	last := users[519] // a page of refusals, and some
+	allow := b.Refuse(t, "UPDATE ON orders", "NEW.activity_id='"+s.ID+"' AND NEW.reason='payment_timeout' AND NEW.user_id<='"+last+"'")
+	count := func() int {
+		return b.Int(t, "SELECT COUNT(*) FROM orders WHERE activity_id=? AND status='cancelled'", s.ID)
+	}
+	// A page full of refusals stands before the others.
+	b.Exec(t, "UPDATE orders SET pay_before=pay_before - INTERVAL 1 HOUR WHERE activity_id=? AND user_id<=?", s.ID, last)
+	sweep := sweeper(t, b)
+	for more := true; more; {
+		var err error
+		if more, err = sweep.Orders(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := count(); got != n-520 {
+		t.Errorf("%d orders swept, want %d", got, n-520)
+	}
+	s.Balanced()
+	if found, err := b.Rollback.CancelDue(t.Context(), s.ID); err == nil || found != 520 {
+		t.Errorf("the end of a sale took %d refused orders for done: %v", found, err)
+	}
+	allow()
+	if found, err := b.Rollback.CancelDue(t.Context(), s.ID); err != nil || found != 520 {
+		t.Errorf("%d found, %v", found, err)
+	}
+	if got := count(); got != n {
+		t.Errorf("%d of %d cancelled", got, n)
+	}
 	s.Balanced()
 }
 

@@ -47,6 +47,8 @@ type Sweeper struct {
 	h   *Handler
 	cfg SweepConfig
 	log *slog.Logger
+
+	after store.Due // how far Orders has come: what MySQL refuses must not be met first for ever
 }
 
 // NewSweeper makes a Sweeper that works through h.
@@ -93,38 +95,62 @@ func (s *Sweeper) loop(ctx context.Context, name string, sweep func(context.Cont
 }
 
 // Orders cancels pending orders whose payment time has been over for the grace; more says that there
-// may be others.
+// may be others. It is called by one goroutine at a time.
 func (s *Sweeper) Orders(ctx context.Context) (more bool, err error) {
-	ids, err := s.h.st.OrdersDue(ctx, s.cfg.Grace, maxOrders)
-	if err != nil || len(ids) == 0 {
+	due, err := s.h.st.OrdersDue(ctx, "", s.cfg.Grace, s.after, maxOrders)
+	if err != nil {
 		return false, err
 	}
-	asks := make([]ask, len(ids))
-	for i, id := range ids {
-		asks[i] = ask{id: id, expiry: true, reason: order.ReasonPaymentTimeout, label: reasonSweep}
+	more = len(due) == maxOrders
+	if s.after = (store.Due{}); more {
+		s.after = due[len(due)-1]
 	}
-	s.log.WarnContext(ctx, "sweep cancels orders whose expiry message has not come", "orders", len(ids))
-	return len(ids) == maxOrders, s.h.cancel(ctx, asks)
+	if len(due) == 0 {
+		return false, nil
+	}
+	s.log.WarnContext(ctx, "sweep cancels orders whose expiry message has not come", "orders", len(due))
+	refused, err := s.h.cancelDue(ctx, due, reasonSweep)
+	if refused != nil && err == nil {
+		s.log.ErrorContext(ctx, "orders stay pending", "error", refused)
+	}
+	return more, err
 }
 
 // CancelDue takes back the orders of one sale whose payment time is over, and says how many were found
-// (design §6, step 4).
+// (design §6, step 4). What MySQL refuses is an error once all others are done.
 func (h *Handler) CancelDue(ctx context.Context, activity string) (int, error) {
 	total := 0
+	var refused error
+	var after store.Due
 	for {
-		ids, err := h.st.OrdersOver(ctx, activity, maxOrders)
-		if err != nil || len(ids) == 0 {
+		due, err := h.st.OrdersDue(ctx, activity, 0, after, maxOrders)
+		if err != nil || len(due) == 0 {
+			return total, errors.Join(err, refused)
+		}
+		r, err := h.cancelDue(ctx, due, reasonExpired)
+		if refused == nil {
+			refused = r
+		}
+		if err != nil {
 			return total, err
 		}
-		asks := make([]ask, len(ids))
-		for i, id := range ids {
-			asks[i] = ask{id: id, expiry: true, reason: order.ReasonPaymentTimeout, label: reasonExpired}
-		}
-		if err := h.cancel(ctx, asks); err != nil {
-			return total, err
-		}
-		total += len(ids)
+		total += len(due)
+		after = due[len(due)-1]
 	}
+}
+
+// cancelDue cancels what is over. refused tells of orders that MySQL does not let go of; err ended it.
+func (h *Handler) cancelDue(ctx context.Context, due []store.Due, label string) (refused, err error) {
+	asks := make([]ask, len(due))
+	for i, d := range due {
+		asks[i] = ask{id: d.ID, expiry: true, reason: order.ReasonPaymentTimeout, label: label}
+	}
+	b, err := store.Each(asks, maxOrders, func(page []ask) error { return h.cancel(ctx, page) })
+	if len(b) > 0 {
+		h.rollbacks.WithLabelValues(label, resultBlocked).Add(float64(len(b)))
+		refused = fmt.Errorf("mysql refuses to take back %d orders, among them %s: %w", len(b), b[0].Of.id, b[0].Err)
+	}
+	return refused, err
 }
 
 // Compensations carries out what committed transactions still owe.
@@ -145,12 +171,19 @@ func (s *Sweeper) Payments(ctx context.Context) (more bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	var errs []error
 	for _, p := range kept {
-		if err := s.orphan(ctx, p); err != nil {
-			return false, err
+		err := s.orphan(ctx, p)
+		switch {
+		case err == nil:
+		case store.Refuses(err), errors.Is(err, order.ErrInvalidID):
+			// It must not hold up the money of the others: it goes to the end of the line.
+			errs = append(errs, err, s.h.st.TouchPayment(ctx, p.TransactionID))
+		default:
+			return false, errors.Join(append(errs, err)...)
 		}
 	}
-	return len(kept) == limit, nil
+	return len(kept) == limit, errors.Join(errs...)
 }
 
 func (s *Sweeper) orphan(ctx context.Context, p *store.Payment) error {

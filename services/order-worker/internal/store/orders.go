@@ -192,25 +192,41 @@ func MoveOrders(ctx context.Context, q Querier, ids []string, from, to order.Sta
 	return total, err
 }
 
-// OrdersDue reads ids of pending orders whose payment time has been over for at least grace, oldest
-// first.
-func (s *Store) OrdersDue(ctx context.Context, grace time.Duration, limit int) ([]string, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT id FROM orders WHERE status='pending' AND pay_before < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND ORDER BY pay_before LIMIT ?",
-		grace.Microseconds(), limit)
+// Due is a pending order whose payment time is over.
+type Due struct {
+	ID        string
+	PayBefore time.Time
+}
+
+// OrdersDue reads pending orders whose payment time has been over for at least grace, oldest first,
+// from behind after on (the zero Due: from the first). With an activity, of that sale alone.
+func (s *Store) OrdersDue(ctx context.Context, activity string, grace time.Duration, after Due, limit int) ([]Due, error) {
+	w := sqlBuf{}
+	w.raw("SELECT id, pay_before FROM orders WHERE status='pending' AND pay_before <= UTC_TIMESTAMP(6) - INTERVAL ").num(grace.Microseconds()).raw(" MICROSECOND")
+	if activity != "" {
+		w.raw(" AND activity_id=").str(activity)
+	}
+	if after.ID != "" {
+		w.raw(" AND pay_before>=").time(after.PayBefore).raw(" AND (pay_before>").time(after.PayBefore).raw(" OR id>").str(after.ID).raw(")")
+	}
+	w.raw(" ORDER BY pay_before, id LIMIT ").num(int64(limit))
+	rows, err := s.db.QueryContext(ctx, w.String())
 	if err != nil {
 		return nil, fmt.Errorf("read orders due: %w", err)
 	}
-	return scanStrings(rows, "read orders due")
-}
-
-// OrdersOver reads ids of pending orders of one sale whose payment time is over.
-func (s *Store) OrdersOver(ctx context.Context, activity string, limit int) ([]string, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT id FROM orders WHERE status='pending' AND pay_before <= UTC_TIMESTAMP(6) AND activity_id = ? ORDER BY pay_before LIMIT ?",
-		activity, limit)
-	if err != nil {
-		return nil, fmt.Errorf("read orders that are over: %w", err)
+	defer rows.Close() //nolint:errcheck // Err says what went wrong
+	var out []Due
+	for rows.Next() {
+		var d Due
+		if err := rows.Scan(&d.ID, &d.PayBefore); err != nil {
+			return nil, fmt.Errorf("read orders due: %w", err)
+		}
+		out = append(out, d)
 	}
-	return scanStrings(rows, "read orders that are over")
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("read orders due: %w", err)
+	}
+	return out, nil
 }
 
 func scanStrings(rows *sql.Rows, what string) ([]string, error) {

@@ -141,7 +141,7 @@ func returnFromSettled(ctx context.Context, q Querier, p Pool, n int64, rows []*
 		return fmt.Errorf("read activity %s: %w", p.Activity, err)
 	}
 	if target == "" {
-		return fmt.Errorf("return units of %v: activity not found", p)
+		return fmt.Errorf("return units of %v: activity not found (%w)", p, ErrGuard)
 	}
 	entries := make([]LedgerEntry, 0, 2*len(rows))
 	for _, o := range rows {

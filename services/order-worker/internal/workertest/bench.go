@@ -372,6 +372,18 @@ func (b *Bench) Exec(t testing.TB, query string, args ...any) {
 	}
 }
 
+// Refuse puts a trigger of the shop's own in the way of one kind of statement ("UPDATE ON orders") for
+// the rows that condition is true of, until the test ends or the returned function is called.
+func (b *Bench) Refuse(t testing.TB, what, condition string) (stop func()) {
+	t.Helper()
+	name := fmt.Sprintf("refuse%d", saleNumber.Add(1))
+	b.Exec(t, "CREATE TRIGGER "+name+" BEFORE "+what+" FOR EACH ROW IF "+condition+" THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT='not in this shop'; END IF")
+	var once sync.Once
+	stop = func() { once.Do(func() { b.Exec(t, "DROP TRIGGER "+name) }) }
+	t.Cleanup(stop)
+	return stop
+}
+
 // Left is what Redis still sells of a pool.
 func (s *Sale) Left(pool string) int {
 	s.t.Helper()
