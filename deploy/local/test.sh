@@ -19,23 +19,28 @@ fi
 
 cd "$root"
 failed=()
-test_in() { # module flags...
+log=$run/log/test.log
+: >"$log"
+test_in() { # module flags... packages
   local dir=$1
   shift
   echo "== $dir"
-  (cd "$dir" && go test -race -count=1 -timeout "${TEST_TIMEOUT:-20m}" "$@" ./...) || failed+=("$dir")
+  (cd "$dir" && go test -race -count=1 -timeout "${TEST_TIMEOUT:-20m}" "$@") 2>&1 | tee -a "$log" || failed+=("$dir")
 }
 for dir in $(go list -m -f '{{.Dir}}'); do
   dir=${dir#"$root"/}
   case $dir in
-  services/acceptance | services/order-worker) test_in "$dir" -tags failpoints "$@" ;;
-  *) test_in "$dir" "$@" ;;
+  services/acceptance | services/order-worker) test_in "$dir" -tags failpoints "$@" ./... ;;
+  *) test_in "$dir" "$@" ./... ;;
   esac
 done
-echo "== pkg/failpoint, fail points built in"
-(cd pkg && go test -race -count=1 -tags failpoints "$@" ./failpoint) || failed+=("pkg/failpoint")
+test_in pkg -tags failpoints "$@" ./failpoint
 
 if [[ ${#failed[@]} -gt 0 ]]; then
+  # Whoever sees only the end of this output should see what was wrong.
+  echo "== what failed"
+  awk '/^WARNING: DATA RACE/ { n = 50 } n-- > 0' "$log" | head -n 100 || true
+  grep -E '^ *--- FAIL|^panic:|^FAIL|_test\.go:[0-9]+: ' "$log" | head -n 100 || true
   echo "FAILED: ${failed[*]}"
   exit 1
 fi

@@ -500,6 +500,51 @@ func TestO34_ContentThatFailsForGoodIsRejectedAndReleased(t *testing.T) {
 	}
 }
 
+// A rejection that MySQL refuses to write held the drain, and with it every other letter.
+func TestARejectionThatMySQLRefusesHoldsUpNoOtherLetter(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{})
+	r.Sell(rig.Plan("sale", map[string]int{"national": 5}))
+	orders := sold(r, 2)
+	ctx := short(t)
+	exec := func(query string) {
+		t.Helper()
+		if _, err := r.Store.SQL().ExecContext(ctx, query); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec("CREATE TRIGGER refuse BEFORE INSERT ON orders FOR EACH ROW IF NEW.id='" + orders[0].ID.String() +
+		"' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT='not in this shop'; END IF")
+	r.ConsumeDead()
+	stop := r.Consume(messaging.QueueOrders, failing("invalid_order"))
+	r.Publish(messaging.OrderReserved(orders))
+	r.Becomes(orders[1].ID.String(), "resolved")
+	testkit.Eventually(t, within, func() error {
+		if out, parked := waiting(r); out != 0 || parked != 1 {
+			return fmt.Errorf("%d in the outbox, %d parked", out, parked)
+		}
+		return nil
+	})
+	r.Becomes(orders[0].ID.String(), "open")
+	stop()
+
+	// Mended and sent again, it becomes an order like any other.
+	exec("DROP TRIGGER refuse")
+	r.ConsumeOrders()
+	r.Go(r.Letters.Run)
+	if j := replay(r, all()); j.Sent != 1 {
+		t.Errorf("%+v", j)
+	}
+	r.Becomes(orders[0].ID.String(), "resolved")
+	testkit.Eventually(t, within, func() error {
+		if s := status(r, orders[0].ID); s != order.Pending {
+			return fmt.Errorf("the order is %s", s)
+		}
+		return nil
+	})
+	consistent(r, 5, 1)
+}
+
 // O14: the dead-letter exchange is gone, or kept without a binding. A broken message is not lost.
 func TestO14_DeadLetterExchangeGone(t *testing.T) {
 	t.Parallel()

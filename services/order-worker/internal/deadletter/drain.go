@@ -150,10 +150,15 @@ func (s *Service) settle(ctx context.Context, ids []int64) error {
 			continue
 		}
 		if reason, ok := contentReasons[l.Class]; ok {
-			if _, err := s.reject(ctx, l.ID, reason, "", nil); err != nil {
+			_, err := s.reject(ctx, l.ID, reason, "", nil)
+			if err == nil {
+				continue
+			}
+			if !store.Refuses(err) {
 				return err
 			}
-			continue
+			// MySQL will not write the rejection either: the letter stays open and the order is parked.
+			s.log.ErrorContext(ctx, "order cannot be rejected", "order_id", l.OrderID, "error", err)
 		}
 		if l.Class == classDeliveryLimit {
 			continue

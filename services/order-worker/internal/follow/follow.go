@@ -399,9 +399,22 @@ func (f *Follower) refunds(ctx context.Context, ids []string) error {
 }
 
 // Kept applies payments that came before their orders and follows what they changed (R5). Call it
-// after the commit that wrote the orders or the payments.
+// after the commit that wrote the orders or the payments. What MySQL refuses stays kept, is logged, and
+// tried again by the sweep: it is no reason to hold the message that brought us here.
 func (f *Follower) Kept(ctx context.Context, orderIDs []string) error {
-	rows, due, err := f.st.ApplyKept(ctx, orderIDs)
+	if len(orderIDs) == 0 {
+		return nil
+	}
+	rows, due := map[string]*store.Order{}, map[string]bool{}
+	refused, err := store.Each(orderIDs, len(orderIDs), func(ids []string) error {
+		r, d, err := f.st.ApplyKept(ctx, ids)
+		maps.Copy(rows, r)
+		maps.Copy(due, d)
+		return err
+	})
+	for _, r := range refused {
+		f.log.ErrorContext(ctx, "payment cannot be applied to its order", "order_id", r.Of, "error", r.Err)
+	}
 	if err != nil || len(rows) == 0 {
 		return err
 	}

@@ -26,6 +26,7 @@ func TestPayment(t *testing.T) {
 		"payment against expiry: the first commit wins, and nothing comes back":        againstExpiry,
 		"a payment whose order never came becomes tombstone plus refund due":           orphan,
 		"what mysql refuses to book is a letter, and the others are booked":            refusedByMySQL,
+		"a kept payment that mysql refuses to apply does not hold its order's batch":   keptRefused,
 		"money that cannot be given up does not hold up the others":                    orphanRefused,
 		"a kept payment waits as long as redis holds the reservation":                  orphanOnItsWay,
 		"a refund of a paid order makes its payment due and the unit buyable":          refund,
@@ -275,6 +276,31 @@ func refusedByMySQL(t *testing.T, b *workertest.Bench) {
 	allow()
 	workertest.Done(t, workertest.Handle(t, b.Payment.Handle, batch[4:5]))
 	b.WantStatus(t, o[4].ID, order.Paid)
+	s.Balanced()
+}
+
+// A payment that waits and cannot be applied held the orders of every sale.
+func keptRefused(t *testing.T, b *workertest.Bench) {
+	s := b.Open(t, 10)
+	o := s.Buyers(6)
+	ps := make([]messaging.Payment, len(o))
+	for i := range o {
+		ps[i] = pay(o[i], "early")
+	}
+	workertest.Done(t, workertest.Handle(t, b.Payment.Handle, paid(ps...)))
+	allow := b.Refuse(t, "UPDATE ON payments", "NEW.transaction_id='"+ps[2].TransactionID+"' AND NEW.status<>OLD.status")
+	workertest.Done(t, workertest.Handle(t, b.Persist.Handle, workertest.Each(o)))
+	for i := range o {
+		want := order.Paid
+		if i == 2 {
+			want = order.Pending
+		}
+		b.WantStatus(t, o[i].ID, want)
+	}
+	allow()
+	b.Exec(t, "UPDATE payments SET updated_at=updated_at - INTERVAL 2 HOUR WHERE order_id=?", o[2].ID.String())
+	sweep(t, b)
+	b.WantStatus(t, o[2].ID, order.Paid)
 	s.Balanced()
 }
 

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -30,6 +31,7 @@ const (
 	ClassInvalidOrder    = "invalid_order"    // the content of one order
 	ClassUnknownActivity = "unknown_activity" // MySQL does not know the sale, the sku or the pool
 	ClassConflict        = "conflict"         // the id is there with other content
+	ClassRefused         = "refused"          // MySQL will write neither the order nor its rejection
 )
 
 // batchTimeout bounds one batch, retries of its transaction included.
@@ -60,7 +62,7 @@ func New(st *store.Store, sales *store.Catalogue, f *follow.Follower, log *slog.
 			Buckets: []float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024},
 		}),
 	}
-	for _, r := range []string{"persisted", "duplicate", "rejected", "conflict", "invalid"} {
+	for _, r := range []string{"persisted", "duplicate", "rejected", "conflict", "invalid", "refused"} {
 		h.persisted.WithLabelValues(r)
 	}
 	for _, c := range []prometheus.Collector{h.persisted, h.batch} {
@@ -126,16 +128,19 @@ func (h *Handler) handle(ctx context.Context, batch []messaging.Delivery, result
 			unique = append(unique, *it.content)
 		}
 	}
-	rows, err := h.persist(ctx, unique, seenBefore)
+	rows, refused, err := h.persist(ctx, unique, seenBefore)
 	if err != nil {
 		return err
 	}
 	for _, b := range invalid {
+		h.persisted.WithLabelValues("invalid").Inc()
 		row, err := h.reject(ctx, b.ID, order.ReasonInvalidOrder)
+		if store.Refuses(err) {
+			continue // its letter is written above, and the drain parks the order behind it
+		}
 		if err != nil {
 			return err
 		}
-		h.persisted.WithLabelValues("invalid").Inc()
 		rows[row.ID] = row
 	}
 	if err := failpoint.Hit(ctx, "worker.after_commit"); err != nil {
@@ -145,6 +150,11 @@ func (h *Handler) handle(ctx context.Context, batch []messaging.Delivery, result
 	done := make([]string, 0, len(rows))
 	for i, it := range items {
 		row := rows[ids[i]]
+		if err := refused[ids[i]]; err != nil {
+			h.persisted.WithLabelValues("refused").Inc()
+			results[it.delivery].Dead = append(results[it.delivery].Dead, h.letter(batch[it.delivery], *it.content, ClassRefused, err))
+			continue
+		}
 		if row == nil {
 			return fmt.Errorf("order %s: no row after its transaction", ids[i])
 		}
@@ -165,7 +175,9 @@ func (h *Handler) handle(ctx context.Context, batch []messaging.Delivery, result
 		}
 	}
 	for _, b := range invalid {
-		todo = append(todo, rows[b.ID.String()])
+		if row := rows[b.ID.String()]; row != nil {
+			todo = append(todo, row)
+		}
 	}
 	if len(todo) == 0 {
 		return nil
@@ -195,10 +207,11 @@ func (h *Handler) letter(d messaging.Delivery, o order.Order, class string, err 
 	return messaging.Dead{Message: m, Class: class, Err: err}
 }
 
-// persist makes sure that each of the orders has a row, and gives the rows as they are committed.
-func (h *Handler) persist(ctx context.Context, orders []order.Order, seenBefore bool) (map[string]*store.Order, error) {
+// persist makes sure that each of the orders has a row, and gives the rows as they are committed;
+// refused has those that cannot have one, with MySQL's reason.
+func (h *Handler) persist(ctx context.Context, orders []order.Order, seenBefore bool) (rows map[string]*store.Order, refused map[string]error, err error) {
 	if len(orders) == 0 {
-		return map[string]*store.Order{}, nil
+		return map[string]*store.Order{}, nil, nil
 	}
 	t := &transaction{h: h, ctx: ctx, sales: map[string]*store.Sale{}}
 	for _, o := range orders {
@@ -207,19 +220,18 @@ func (h *Handler) persist(ctx context.Context, orders []order.Order, seenBefore 
 		}
 		s, err := h.sales.Sale(ctx, o.ID.Activity)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		t.sales[o.ID.Activity] = s
 	}
 	// A message that comes for the first time has no row as a rule: the insert itself finds out.
 	look, careful := seenBefore, false
-	var err error
 	for range 8 {
 		err = h.st.InTx(ctx, func(tx *store.Tx) error { return t.run(tx, orders, look, careful) })
 		switch {
 		case err == nil:
 			h.count(ctx, t)
-			return t.rows, nil
+			return t.rows, nil, nil
 		case store.IsDuplicate(err):
 			look = true // everything was rolled back: read again (R13)
 		case errors.Is(err, store.ErrGuard):
@@ -227,7 +239,7 @@ func (h *Handler) persist(ctx context.Context, orders []order.Order, seenBefore 
 		case store.IsContent(err):
 			return h.oneByOne(ctx, orders, err)
 		default:
-			return nil, fmt.Errorf("persist %d orders: %w", len(orders), err)
+			return nil, nil, fmt.Errorf("persist %d orders: %w", len(orders), err)
 		}
 	}
 	return h.oneByOne(ctx, orders, err)
@@ -235,31 +247,35 @@ func (h *Handler) persist(ctx context.Context, orders []order.Order, seenBefore 
 
 // oneByOne finds the culprit of an error that blames content: every order gets a transaction of its
 // own. The decoder checks everything that the schema does, so this is the net below the net.
-func (h *Handler) oneByOne(ctx context.Context, orders []order.Order, cause error) (map[string]*store.Order, error) {
+func (h *Handler) oneByOne(ctx context.Context, orders []order.Order, cause error) (rows map[string]*store.Order, refused map[string]error, err error) {
+	rows, refused = make(map[string]*store.Order, len(orders)), map[string]error{}
 	if len(orders) == 1 {
 		if !store.IsContent(cause) {
-			return nil, fmt.Errorf("persist order %s: %w", orders[0].ID, cause)
+			return nil, nil, fmt.Errorf("persist order %s: %w", orders[0].ID, cause)
 		}
 		h.log.ErrorContext(ctx, "order cannot be stored", "order_id", orders[0].ID.String(), "error", cause.Error())
 		row, err := h.reject(ctx, orders[0].ID, order.ReasonInvalidOrder)
+		if store.Refuses(err) {
+			refused[orders[0].ID.String()] = fmt.Errorf("%w; %w", cause, err)
+			return rows, refused, nil
+		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		h.persisted.WithLabelValues("invalid").Inc()
-		return map[string]*store.Order{row.ID: row}, nil
+		rows[row.ID] = row
+		return rows, refused, nil
 	}
 	h.log.WarnContext(ctx, "batch refused, writing its orders one by one", "orders", len(orders), "error", cause.Error())
-	rows := make(map[string]*store.Order, len(orders))
 	for _, o := range orders {
-		one, err := h.persist(ctx, []order.Order{o}, true)
+		one, no, err := h.persist(ctx, []order.Order{o}, true)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		for id, row := range one {
-			rows[id] = row
-		}
+		maps.Copy(rows, one)
+		maps.Copy(refused, no)
 	}
-	return rows, nil
+	return rows, refused, nil
 }
 
 // reject writes a rejected row for an order of which only the id can be trusted, unless it has a row.

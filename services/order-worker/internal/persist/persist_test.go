@@ -13,6 +13,7 @@ import (
 	"seckill/pkg/messaging"
 	"seckill/pkg/order"
 	orderv1 "seckill/proto/seckill/order/v1"
+	"seckill/services/order-worker/internal/persist"
 	"seckill/services/order-worker/internal/store"
 	"seckill/services/order-worker/internal/workertest"
 )
@@ -32,6 +33,7 @@ func TestPersist(t *testing.T) {
 		"an order of an unknown sale is rejected and a letter":                        unknownActivity,
 		"an order that cannot be read is rejected by its id and gets its unit back":   invalidOrder,
 		"broken messages are letters and hold up nobody":                              broken,
+		"what mysql refuses to write at all is a letter, the others are written":      refusedByMySQL,
 		"a payment that came first is applied by the order's own handler":             keptPayment,
 		"ids above two to the fifty-third survive":                                    bigIDs,
 		"an order whose tombstone came first takes no stock":                          tombstoneFirst,
@@ -283,6 +285,36 @@ func invalidOrder(t *testing.T, b *workertest.Bench) {
 	if n := s.Left(workertest.Pool); n != 9 {
 		t.Errorf("%d left, want 9", n)
 	}
+	s.Balanced()
+}
+
+// An order that MySQL takes neither as it is nor as rejected held the orders of every sale.
+func refusedByMySQL(t *testing.T, b *workertest.Bench) {
+	s := b.Open(t, 20)
+	o := s.Buyers(10)
+	bad := s.Forge(s.User(), 1)
+	allow := b.Refuse(t, "INSERT ON orders", "NEW.id IN ('"+o[6].ID.String()+"','"+bad.ID.String()+"')")
+	m := tamper(t, bad, func(o *orderv1.Order) { o.Currency = "euros" })
+	results := workertest.Handle(t, b.Persist.Handle, append(workertest.Each(o), workertest.Deliver(m)...))
+	for i, r := range results {
+		switch {
+		case i == 6 && (len(r.Dead) != 1 || r.Dead[0].Class != persist.ClassRefused),
+			i == 10 && (len(r.Dead) != 1 || r.Dead[0].Class != persist.ClassInvalidOrder),
+			i != 6 && i != 10 && len(r.Dead) != 0:
+			t.Errorf("delivery %d: %+v", i, r)
+		}
+	}
+	for i := range o {
+		if row := b.Row(t, o[i].ID); (row == nil) != (i == 6) {
+			t.Errorf("order %d: row %+v", i, row)
+		}
+	}
+	if r := b.Record(t, o[6].ID); r.Status != order.Reserved {
+		t.Errorf("the buyer sees %s", r.Status)
+	}
+	allow()
+	workertest.Done(t, workertest.Handle(t, b.Persist.Handle, workertest.Deliver(results[6].Dead[0].Message)))
+	b.WantStatus(t, o[6].ID, order.Pending)
 	s.Balanced()
 }
 

@@ -234,7 +234,10 @@ func (s *Sweeper) orphan(ctx context.Context, p *store.Payment) error {
 			return err
 		}
 	}
-	return s.h.follow.Kept(ctx, []string{p.OrderID})
+	if err := s.h.follow.Kept(ctx, []string{p.OrderID}); err != nil {
+		return err
+	}
+	return s.h.st.TouchPayment(ctx, p.TransactionID) // if it is kept still, it is not the first any more
 }
 
 // tombstone is a cancelled row with as much content as the payment brought along.
