@@ -281,11 +281,17 @@ func (f *Follower) release(ctx context.Context, rows []*store.Order, owed []stri
 		}
 		if o.Origin == store.OriginBare {
 			rec, err := f.records.Order(rctx, id)
-			if errors.Is(err, stock.ErrOrderNotFound) || errors.Is(err, stock.ErrArchived) {
+			switch {
+			case err == nil:
+			case errors.Is(err, stock.ErrOrderNotFound), errors.Is(err, stock.ErrArchived), over && onlyCorrupt(err):
 				done = append(done, o.ID)
 				continue
-			}
-			if err != nil {
+			case onlyCorrupt(err):
+				f.Drift("record", 1)
+				f.log.ErrorContext(ctx, "redis record cannot be read, its release is kept for later", "order_id", o.ID, "error", err)
+				stuck = append(stuck, o)
+				continue
+			default:
 				return nil, fmt.Errorf("read record of order %s: %w", o.ID, err)
 			}
 			r.User, r.SKU, r.Pool, r.Quantity = rec.User, rec.SKU, rec.Pool, rec.Quantity
@@ -366,7 +372,14 @@ func (f *Follower) mark(ctx context.Context, ids []string, with func(context.Con
 		if err != nil {
 			return fmt.Errorf("mark refund due: %w", err)
 		}
-		if err := with(rctx, id); err != nil && !errors.Is(err, stock.ErrOrderNotFound) && !errors.Is(err, stock.ErrArchived) {
+		err = with(rctx, id)
+		switch {
+		case err == nil, errors.Is(err, stock.ErrOrderNotFound), errors.Is(err, stock.ErrArchived):
+		case onlyCorrupt(err):
+			// What is due stands in MySQL; that the buyer cannot see it holds up no other's money.
+			f.Drift("record", 1)
+			f.log.ErrorContext(ctx, "redis record cannot be read, its buyer does not see that money goes back", "order_id", s, "error", err)
+		default:
 			return fmt.Errorf("mark refund due of order %s: %w", s, err)
 		}
 	}

@@ -331,6 +331,8 @@ func (h *Handler) byRecord(ctx context.Context, asks []ask) error {
 		rec, err := h.records.Order(ctx, id)
 		switch {
 		case errors.Is(err, stock.ErrOrderNotFound), errors.Is(err, stock.ErrArchived):
+		case errors.Is(err, stock.ErrCorrupt):
+			return fmt.Errorf("cancel order %s: %w: %w", a.id, store.ErrUndecidable, err)
 		case err != nil:
 			return fmt.Errorf("read record of order %s: %w", a.id, err)
 		case !rec.Receipt:

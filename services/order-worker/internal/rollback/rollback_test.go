@@ -37,6 +37,7 @@ func TestRollback(t *testing.T) {
 		"a refund of what is not paid changes nothing":                             refundUnpaid,
 		"broken and foreign messages are letters, the others go on":                broken,
 		"what mysql refuses to take back holds up nobody else":                     refusedByMySQL,
+		"a record that cannot be read holds up nobody":                             damagedRecords,
 		"what mysql refuses is swept past, and swept when it is mended":            refusedInSweep,
 		"the end of a sale is handed to the settlement":                            ended,
 		"cancels beside persists and payments under load keep every sum right":     besideEverything,
@@ -492,6 +493,54 @@ func refusedByMySQL(t *testing.T, b *workertest.Bench) {
 	workertest.Done(t, workertest.Handle(t, b.Rollback.Handle, again))
 	b.WantStatus(t, o[3].ID, order.Cancelled)
 	b.WantStatus(t, o[12].ID, order.Refunded)
+	s.Balanced()
+}
+
+// A purchase record that somebody has overwritten held the rollbacks, orders or payments of every sale,
+// by which of them met it.
+func damagedRecords(t *testing.T, b *workertest.Bench) {
+	s, o := persisted(t, b, 20, 6)
+	// A cancel by id alone, of an order that MySQL does not know yet, needs the record.
+	late := s.Buyers(1)[0]
+	restore := s.Damage(late.ID)
+	batch := append(cancel(late, false), cancel(o[0], false)...)
+	if letter := letterOf(t, workertest.Handle(t, b.Rollback.Handle, batch)); letter.Message.ID != batch[0].ID {
+		t.Errorf("letter %s, want %s", letter.Message.ID, batch[0].ID)
+	}
+	b.WantStatus(t, o[0].ID, order.Cancelled)
+	restore()
+	workertest.Done(t, workertest.Handle(t, b.Rollback.Handle, batch[:1]))
+	b.WantStatus(t, late.ID, order.Cancelled)
+
+	// Money for an order that is cancelled: due for refund, whatever its record looks like.
+	workertest.Done(t, workertest.Handle(t, b.Rollback.Handle, append(cancel(o[1], true), cancel(o[2], true)...)))
+	restore = s.Damage(o[1].ID)
+	pay(t, b, o[1])
+	pay(t, b, o[2])
+	if n := b.Int(t, "SELECT COUNT(*) FROM payments WHERE order_id IN (?, ?) AND status='refund_due'", o[1].ID.String(), o[2].ID.String()); n != 2 {
+		t.Errorf("%d payments are due for refund, want 2", n)
+	}
+	restore()
+
+	// A reservation whose content cannot be trusted is released by its record: kept for later.
+	bad := s.Buyers(2)
+	restore = s.Damage(bad[0].ID)
+	tampered := func(o order.Order) messaging.Message {
+		o.Quantity = 0
+		return messaging.OrderReserved([]order.Order{o})
+	}
+	for i, r := range workertest.Handle(t, b.Persist.Handle, workertest.Deliver(tampered(bad[0]), tampered(bad[1]))) {
+		if len(r.Dead) != 1 {
+			t.Errorf("delivery %d: %+v", i, r)
+		}
+	}
+	b.WantStatus(t, bad[1].ID, order.Rejected)
+	restore()
+	b.Exec(t, "UPDATE compensations SET next_at=UTC_TIMESTAMP(6) WHERE activity_id=?", s.ID)
+	if _, err := sweeper(t, b).Compensations(t.Context()); err != nil {
+		t.Error(err)
+	}
+	b.WantStatus(t, bad[0].ID, order.Rejected)
 	s.Balanced()
 }
 

@@ -5,16 +5,21 @@ import (
 	"slices"
 )
 
-// Refused is something that MySQL will not write.
+// Refused is something that cannot be written.
 type Refused[T any] struct {
 	Of  T
 	Err error
 }
 
-// Refuses reports whether err says that MySQL will not do this, whoever asks and how often: the values
-// are wrong, a trigger or a guard stands against them, a figure they would change is damaged. Others
-// of the same batch may be fine.
-func Refuses(err error) bool { return IsContent(err) || errors.Is(err, ErrGuard) }
+// ErrUndecidable means that what decides about an order cannot be read: somebody has damaged it.
+var ErrUndecidable = errors.New("cannot be decided")
+
+// Refuses reports whether err says that this cannot be written, whoever asks and how often: the values
+// are wrong, a trigger or a guard stands against them, a figure they would change or depend on is
+// damaged. Others of the same batch may be fine.
+func Refuses(err error) bool {
+	return IsContent(err) || errors.Is(err, ErrGuard) || errors.Is(err, ErrUndecidable)
+}
 
 // Each does things in batches of up to limit, each batch a transaction that do opens and commits. What
 // MySQL refuses is found by halving, so that it holds up nobody else; any other error says nothing of

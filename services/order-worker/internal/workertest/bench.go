@@ -212,8 +212,7 @@ func (s *Sale) Buyers(n int) []order.Order {
 // HideStock takes a pool's stock key away, as an eviction would, and returns what brings it back.
 func (s *Sale) HideStock(pool string) (restore func()) {
 	s.t.Helper()
-	c := redis.NewClient(&redis.Options{Addr: s.b.redis.Addrs[0], DB: s.b.redis.DB})
-	s.t.Cleanup(func() { _ = c.Close() })
+	c := s.raw()
 	key := s.b.redis.Prefix + "seckill:stock:{" + s.ID + ":0}:" + SKU + ":" + pool
 	rename := func(from, to string) {
 		s.t.Helper()
@@ -223,6 +222,29 @@ func (s *Sale) HideStock(pool string) (restore func()) {
 	}
 	rename(key, key+":hidden")
 	return func() { s.t.Helper(); rename(key+":hidden", key) }
+}
+
+// raw is a connection past the stock client.
+func (s *Sale) raw() *redis.Client {
+	c := redis.NewClient(&redis.Options{Addr: s.b.redis.Addrs[0], DB: s.b.redis.DB})
+	s.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// Damage writes a text where an order's purchase record was, and gives what puts the record back.
+func (s *Sale) Damage(id order.ID) (restore func()) {
+	s.t.Helper()
+	c := s.raw()
+	key := s.b.redis.Prefix + "seckill:order:{" + s.ID + ":0}:" + id.String()
+	must := func(err error) {
+		s.t.Helper()
+		if err != nil {
+			s.t.Fatalf("damage record of order %s: %v", id, err)
+		}
+	}
+	must(c.Rename(context.Background(), key, key+":hidden").Err())
+	must(c.Set(context.Background(), key, "text", 0).Err())
+	return func() { s.t.Helper(); must(c.Rename(context.Background(), key+":hidden", key).Err()) }
 }
 
 // Forge gives an order that Redis knows nothing of.
