@@ -240,10 +240,10 @@ func (c *Client) OpenWarm(ctx context.Context, a *Activity, number uint64) (int,
 	calls := a.each(func(b int) *scriptCmd {
 		return c.scripts.warmOpen.call([]string{c.keys(a.ID, b).activity()}, strconv.FormatUint(number, 10))
 	})
-	err := c.runAll(ctx, "open activity "+a.ID, calls, map[string]error{"already": nil, "other": nil})
+	codes, err := c.askAll(ctx, "open activity "+a.ID, calls, map[string]error{"already": nil, "other": nil})
 	opened := 0
-	for _, call := range calls {
-		if reply, rerr := call.reply(); rerr == nil && (reply[0] == "ok" || reply[0] == "already") {
+	for _, code := range codes {
+		if code == "ok" || code == "already" {
 			opened++
 		}
 	}

@@ -48,25 +48,32 @@ func (c *Client) run(ctx context.Context, it *item) error {
 	return c.await(ctx, it)
 }
 
+// answer is what became of one script call.
+type answer struct {
+	reply []string
+	err   error // no reply, or one that is an error
+}
+
 // submitEach is submit for calls that each handle many orders: each is an item of its own, so that a
-// pipeline stays short enough for its deadline however many there are. A call without an answer
-// carries that error itself.
-func (c *Client) submitEach(ctx context.Context, calls []*scriptCmd, orders func(int) int) []error {
+// pipeline stays short enough for its deadline however many there are. The answers are all that may be
+// looked at afterwards: a call whose caller has left is still in a flusher's hands.
+func (c *Client) submitEach(ctx context.Context, calls []*scriptCmd, orders func(int) int) []answer {
 	items := make([]*item, len(calls))
-	errs := make([]error, len(calls))
+	answers := make([]answer, len(calls))
 	for i, call := range calls {
 		items[i] = &item{cmds: []redis.Cmder{call}, work: orders(i), done: make(chan struct{})}
-		errs[i] = c.enqueue(ctx, items[i])
+		answers[i].err = c.enqueue(ctx, items[i])
 	}
 	for i, it := range items {
-		if errs[i] == nil {
-			errs[i] = c.await(ctx, it)
+		a := &answers[i]
+		if a.err == nil {
+			a.err = c.await(ctx, it)
 		}
-		if errs[i] == nil {
-			errs[i] = calls[i].Err()
+		if a.err == nil {
+			a.reply, a.err = calls[i].reply()
 		}
 	}
-	return errs
+	return answers
 }
 
 func (c *Client) enqueue(ctx context.Context, it *item) error {

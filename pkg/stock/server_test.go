@@ -675,3 +675,67 @@ func TestBytesOfAReservation(t *testing.T) {
 		t.Errorf("%.0f bytes per confirmed reservation", per)
 	}
 }
+
+// A caller who leaves while his commands are on their way has nothing more to do with them: the flusher
+// that sends them writes into them later. Under the race detector this test fails when a method looks
+// at a command whose answer it has not waited for.
+func TestCallersWhoLeaveTouchNothing(t *testing.T) {
+	t.Parallel()
+	b, _ := privateBench(t)
+	a := b.open(newSale("leave", map[string]int{"national": 50}))
+	rec := b.must(b.ask(a, "u1", 1)).Record
+	ids := []order.ID{rec.ID}
+	out := func(_ any, err error) error { return err }
+	calls := map[string]func(context.Context) error{
+		"announce":       func(ctx context.Context) error { return b.Announce(ctx, a) },
+		"prepare":        func(ctx context.Context) error { return b.PrepareWarm(ctx, a, 2, amounts(a)) },
+		"open":           func(ctx context.Context) error { return out(b.OpenWarm(ctx, a, 1)) },
+		"pause":          func(ctx context.Context) error { return b.SetPaused(ctx, a, false) },
+		"qualify":        func(ctx context.Context) error { return b.Qualify(ctx, a, []string{"u1", "u2"}) },
+		"add stock":      func(ctx context.Context) error { return b.AddStock(ctx, a, "op", "sku-1", "national", 1) },
+		"fence":          func(ctx context.Context) error { return b.Fence(ctx, a, 0) },
+		"activity":       func(ctx context.Context) error { return out(b.Activity(ctx, a.ID)) },
+		"order":          func(ctx context.Context) error { return out(b.Order(ctx, rec.ID)) },
+		"mine":           func(ctx context.Context) error { return out(b.Mine(ctx, a.ID, 0, "u1")) },
+		"answered":       func(ctx context.Context) error { return out(b.Answered(ctx, a.ID, 0, "u1", "k")) },
+		"outbox":         func(ctx context.Context) error { return out(b.Outbox(ctx, a.ID, 0, time.Now(), 9)) },
+		"outbox figures": func(ctx context.Context) error { return out(b.Client.OutboxStats(ctx, a.ID, 0)) },
+		"levels":         func(ctx context.Context) error { return out(b.Levels(ctx, a)) },
+		"version":        func(ctx context.Context) error { return out(b.Version(ctx, a.ID, 0)) },
+		"snapshot":       func(ctx context.Context) error { return out(b.Snapshot(ctx, a, 0)) },
+		"records":        func(ctx context.Context) error { return out(b.Records(ctx, a.ID, 0, ids)) },
+		"markers":        func(ctx context.Context) error { return out(b.Markers(ctx, a)) },
+		"clock":          func(ctx context.Context) error { return out(b.Now(ctx)) },
+		"reserve":        func(ctx context.Context) error { return out(b.Reserve(ctx, b.ask(a, "u2", 1))) },
+		"confirm": func(ctx context.Context) error {
+			return out(b.Confirm(ctx, []Confirmation{{ID: rec.ID, To: order.Pending}}))
+		},
+		"park":       func(ctx context.Context) error { return b.Park(ctx, ids) },
+		"unpark":     func(ctx context.Context) error { return b.Unpark(ctx, ids) },
+		"refund due": func(ctx context.Context) error { return b.MarkRefundDue(ctx, rec.ID) },
+		"receipt":    func(ctx context.Context) error { return b.RefundReceipt(ctx, rec.ID, "") },
+		"release": func(ctx context.Context) error {
+			return out(b.Release(ctx, []Release{{ID: rec.ID, User: "u1", SKU: "sku-1", Pool: "national", Quantity: 1, To: order.Cancelled}}))
+		},
+		"settle": func(ctx context.Context) error { return b.SettleMarker(ctx, a, 0, 48*time.Hour) },
+		"wipe":   func(ctx context.Context) error { return b.WipeRebuild(ctx, a, 1) },
+		"unmark": func(ctx context.Context) error { return b.Unmark(ctx, a) },
+		"parked": func(ctx context.Context) error { return out(b.Parked(ctx, a.ID, 0, time.Now(), 9)) },
+		"repair": func(ctx context.Context) error { return out(b.Repair(ctx, a, 0, "1", Repair{})) },
+		"end":    func(ctx context.Context) error { return b.End(ctx, a, a.EndsAt) },
+	}
+	for name, call := range calls {
+		if err := b.raw.Do(ctxFor(t), "client", "pause", 60, "all").Err(); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		err := call(ctx)
+		cancel()
+		if !errors.Is(err, ErrUnknownOutcome) && !errors.Is(err, ErrUnavailable) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := b.Ping(ctxFor(t)); err != nil { // answered when the pause is over
+			t.Errorf("after %s: %v", name, err)
+		}
+	}
+}

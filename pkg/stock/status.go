@@ -116,11 +116,8 @@ func flag(b bool) string {
 func (c *Client) outcomes(ctx context.Context, what string, n int, groups [][]int, calls []*scriptCmd, id func(int) order.ID) ([]Outcome, error) {
 	out := make([]Outcome, n)
 	var failed failures
-	for g, err := range c.submitEach(ctx, calls, func(g int) int { return len(groups[g]) }) {
-		var reply []string
-		if err == nil {
-			reply, err = calls[g].reply()
-		}
+	for g, a := range c.submitEach(ctx, calls, func(g int) int { return len(groups[g]) }) {
+		reply, err := a.reply, a.err
 		switch {
 		case err != nil:
 		case reply[0] == "bad_key":
@@ -213,20 +210,25 @@ func (c *Client) move(ctx context.Context, what string, s script, ids []order.ID
 // runAll runs calls that answer {ok} or a code; meaning maps the other codes to errors (nil for a
 // code that is fine too).
 func (c *Client) runAll(ctx context.Context, what string, calls []*scriptCmd, meaning map[string]error) error {
+	_, err := c.askAll(ctx, what, calls, meaning)
+	return err
+}
+
+// askAll is runAll, and gives the code that each call answered, "" for one without an answer.
+func (c *Client) askAll(ctx context.Context, what string, calls []*scriptCmd, meaning map[string]error) ([]string, error) {
+	codes := make([]string, len(calls))
 	var failed failures
-	for i, err := range c.submitEach(ctx, calls, func(int) int { return chunk }) {
-		var reply []string
+	for i, a := range c.submitEach(ctx, calls, func(int) int { return chunk }) {
+		err := a.err
 		if err == nil {
-			reply, err = calls[i].reply()
-		}
-		if err == nil {
-			err = codeError(what, reply, meaning)
+			codes[i] = a.reply[0]
+			err = codeError(what, a.reply, meaning)
 		}
 		if err != nil {
 			failed.add(fmt.Errorf("%s: %w", what, err), 1)
 		}
 	}
-	return failed.join()
+	return codes, failed.join()
 }
 
 func codeError(what string, reply []string, meaning map[string]error) error {
