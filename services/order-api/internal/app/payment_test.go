@@ -33,6 +33,14 @@ func TestAPaymentIsQueuedWithTheOrdersContent(t *testing.T) {
 	}
 	none := func(http.Header) {}
 	strange := payment("sale-0-01ARZ3NDEKTSV4RRFFQ69G5FAV", 1, "EUR", "txn-2")
+	broken := r.buy("sale", "u2", 1, "").orderID()
+	if err := w.redis.Rename(t.Context(), w.env.Prefix+"seckill:order:{sale:0}:"+broken, w.env.Prefix+"lost").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.redis.Set(t.Context(), w.env.Prefix+"seckill:order:{sale:0}:"+broken, "text", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	damaged := payment(broken, 1999, "CNY", "txn-3")
 	failed := strings.Replace(good, "payment.succeeded", "payment.failed", 1)
 
 	for name, tc := range map[string]struct {
@@ -48,6 +56,7 @@ func TestAPaymentIsQueuedWithTheOrdersContent(t *testing.T) {
 		"sent again":              {good, headers(none), 202, "", "txn-1"},
 		"four minutes old":        {good, signed(hookSecret, "wh-1", now.Add(-4*time.Minute), good), 202, "", "txn-1"},
 		"an order nobody knows":   {strange, signed(hookSecret, "wh-1", now, strange), 202, "", "txn-2"},
+		"a record overwritten":    {damaged, signed(hookSecret, "wh-1", now, damaged), 202, "", "txn-3"},
 		"of another type":         {failed, signed(hookSecret, "wh-1", now, failed), 202, "", ""},
 		"six minutes old":         {good, signed(hookSecret, "wh-1", now.Add(-6*time.Minute), good), 401, "unauthenticated", ""},
 		"from the future":         {good, signed(hookSecret, "wh-1", now.Add(6*time.Minute), good), 401, "unauthenticated", ""},

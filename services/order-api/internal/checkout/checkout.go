@@ -560,7 +560,9 @@ func (s *Service) Pay(ctx context.Context, p Payment, trace observability.Trace)
 	var content *order.Order
 	rec, err := s.store.Order(lookup, p.OrderID)
 	switch {
-	case errors.Is(err, stock.ErrOrderNotFound), errors.Is(err, stock.ErrArchived):
+	case errors.Is(err, stock.ErrOrderNotFound), errors.Is(err, stock.ErrArchived), errors.Is(err, stock.ErrCorrupt):
+		// order-worker decides by MySQL's row. The money has been taken: a record that is gone, or that
+		// somebody has overwritten, is no reason to lose sight of it.
 	case err != nil:
 		return err
 	default:
