@@ -195,14 +195,21 @@ func cutLast(s string) (before, after string, ok bool) {
 
 // finishAdds is what the loop does for additions whose caller could not tell Redis.
 func (s *Service) finishAdds(ctx context.Context) error {
-	due, err := s.st.CompensationsDue(ctx, []string{store.CompensateStockAdd}, 100)
+	var due []store.Compensation
+	err := Bounded(ctx, func(ctx context.Context) (err error) {
+		due, err = s.st.CompensationsDue(ctx, []string{store.CompensateStockAdd}, 100)
+		return err
+	})
 	if err != nil {
 		return err
 	}
 	var failed []error
 	for _, c := range due {
-		if err := s.finishAdd(ctx, c.Subject); err != nil {
-			failed = append(failed, err, s.st.CompensationFailed(context.WithoutCancel(ctx), c.Kind, []string{c.Subject}, err))
+		err := Bounded(ctx, func(ctx context.Context) error { return s.finishAdd(ctx, c.Subject) })
+		if err != nil {
+			failed = append(failed, err, Bounded(context.WithoutCancel(ctx), func(ctx context.Context) error {
+				return s.st.CompensationFailed(ctx, c.Kind, []string{c.Subject}, err)
+			}))
 		}
 	}
 	return errors.Join(failed...)

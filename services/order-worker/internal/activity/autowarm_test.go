@@ -37,3 +37,31 @@ func TestSalesAreWarmedBeforeTheyOpen(t *testing.T) {
 		t.Errorf("%d audit rows", n)
 	}
 }
+
+// A sale whose row somebody holds kept all sales behind it cold.
+func TestALockedSaleKeepsNoOtherCold(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{WarmBefore: time.Minute})
+	now := time.Now().UTC().Truncate(time.Second)
+	for _, id := range []string{"a-locked", "b-free"} {
+		plan := rig.Plan(id, map[string]int{"national": 10})
+		plan.StartsAt = now.Add(50 * time.Second).Format(time.RFC3339)
+		if _, _, err := r.Activities.Create(short(t), plan, rig.Operator()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	free := r.LockSale("a-locked")
+	r.Go(r.Activities.Run)
+	warm := func(id string) {
+		t.Helper()
+		testkit.Eventually(t, 30*time.Second, func() error {
+			if n := r.Count("SELECT COUNT(*) FROM activities WHERE id = ? AND state = 'warmed'", id); n != 1 {
+				return errors.New(id + " is cold")
+			}
+			return nil
+		})
+	}
+	warm("b-free")
+	free()
+	warm("a-locked")
+}

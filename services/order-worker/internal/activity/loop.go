@@ -11,7 +11,12 @@ import (
 	"seckill/services/order-worker/internal/store"
 )
 
-const pageSize = 200
+const (
+	pageSize = 200
+	// saleTimeout bounds what a round does for one sale: one that is locked, by a rebuild or by a session
+	// that somebody has forgotten, must not keep the others from being warmed or ended.
+	saleTimeout = 10 * time.Second
+)
 
 // Run announces again and again what Redis does not know, opens what a dead warm-up left closed and
 // tells buckets that missed it whether the sale is paused, until ctx ends.
@@ -32,16 +37,22 @@ func (s *Service) Run(ctx context.Context) {
 }
 
 func (s *Service) sweep(ctx context.Context, seen map[string]time.Time) error {
-	ctx, cancel := context.WithTimeout(ctx, max(10*s.cfg.Interval, 10*time.Second))
-	defer cancel()
-	now, err := s.st.Now(ctx)
+	var now time.Time
+	err := Bounded(ctx, func(ctx context.Context) (err error) {
+		now, err = s.st.Now(ctx)
+		return err
+	})
 	if err != nil {
 		return err
 	}
 	cold := 0
 	var failed []error
 	for after := ""; ; {
-		page, err := s.List(ctx, after, pageSize)
+		var page []*Details
+		err := Bounded(ctx, func(ctx context.Context) (err error) {
+			page, err = s.List(ctx, after, pageSize)
+			return err
+		})
 		if err != nil {
 			return err
 		}
@@ -50,16 +61,18 @@ func (s *Service) sweep(ctx context.Context, seen map[string]time.Time) error {
 			if d.State != store.ActivityDraft && d.State != store.ActivityWarmed {
 				continue
 			}
-			warm, err := s.tend(ctx, d, seen)
+			var warm bool
+			err := Bounded(ctx, func(ctx context.Context) (err error) {
+				warm, err = s.tend(ctx, d, seen)
+				if s.due(d, now) {
+					_, werr := s.Warm(ctx, d.ID, audit.System())
+					warm = warm || werr == nil
+					err = errors.Join(err, werr)
+				}
+				return err
+			})
 			if err != nil {
 				failed = append(failed, err)
-			}
-			if s.due(d, now) {
-				if _, werr := s.Warm(ctx, d.ID, audit.System()); werr != nil {
-					failed = append(failed, werr)
-				} else {
-					warm = true
-				}
 			}
 			if !warm && now.After(d.StartsAt.Add(-s.cfg.WarmBefore/2)) && now.Before(d.EndsAt) {
 				cold++
@@ -75,6 +88,13 @@ func (s *Service) sweep(ctx context.Context, seen map[string]time.Time) error {
 		failed = append(failed, err)
 	}
 	return errors.Join(failed...)
+}
+
+// Bounded gives f the time that a round may spend on one sale.
+func Bounded(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, saleTimeout)
+	defer cancel()
+	return f(ctx)
 }
 
 // due says that it is time to warm a sale that was planned ahead.

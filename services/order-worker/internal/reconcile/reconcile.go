@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -77,6 +78,8 @@ type Service struct {
 
 	mu    sync.Mutex
 	drift map[string]int64 // by sale, of its last comparison
+
+	last string // the sale that a round compared last
 }
 
 // New makes a Service; it does no I/O.
@@ -149,10 +152,17 @@ func (s *Service) round(ctx context.Context, thorough bool) error {
 	if err := s.st.DB(ctx).Raw("SELECT id FROM activities WHERE state IN ('warmed', 'ended') ORDER BY id").Scan(&ids).Error; err != nil {
 		return fmt.Errorf("read activities: %w", err)
 	}
+	// A round that ran out of time goes on behind the sale that took it: a huge one that is first must not
+	// be the only one that is ever compared.
+	from := slices.Index(ids, s.last) + 1
 	var errs []error
 	open := map[string]bool{}
-	for _, id := range ids {
+	for _, id := range slices.Concat(ids[from:], ids[:from]) {
 		open[id] = true
+		if ctx.Err() != nil {
+			continue
+		}
+		s.last = id
 		if !thorough {
 			same, err := s.totalsAgree(ctx, id)
 			if err != nil {
@@ -176,7 +186,7 @@ func (s *Service) round(ctx context.Context, thorough bool) error {
 		}
 	}
 	s.mu.Unlock()
-	return errors.Join(errs...)
+	return errors.Join(append(errs, ctx.Err())...)
 }
 
 func (s *Service) note(id string, units int64) {

@@ -237,6 +237,28 @@ func (r *Rig) Sell(p sale.Sale) {
 	}
 }
 
+// LockSale holds the rows of a sale as a session does that somebody has forgotten, until the test ends
+// or the returned function is called.
+func (r *Rig) LockSale(id string) (free func()) {
+	r.T.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	tx, err := r.Store.SQL().BeginTx(ctx, nil)
+	if err != nil {
+		cancel()
+		r.T.Fatal(err)
+	}
+	var once sync.Once
+	free = func() { once.Do(func() { _ = tx.Rollback(); cancel() }) }
+	r.T.Cleanup(free)
+	for _, query := range []string{"SELECT id FROM activities WHERE id = ? FOR UPDATE", "SELECT MAX(sku_id) FROM activity_stock WHERE activity_id = ? FOR UPDATE"} {
+		var s string
+		if err := tx.QueryRowContext(ctx, query, id).Scan(&s); err != nil {
+			r.T.Fatal(err)
+		}
+	}
+	return free
+}
+
 // Buy reserves units for a user.
 func (r *Rig) Buy(activity, user string, quantity int) (order.Order, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

@@ -181,11 +181,9 @@ func (s *Service) Run(ctx context.Context) {
 	tick := time.NewTicker(s.cfg.Interval)
 	defer tick.Stop()
 	for {
-		round, cancel := context.WithTimeout(ctx, attemptTimeout)
-		if err := s.Schedule(round); err != nil && ctx.Err() == nil {
+		if err := s.Schedule(ctx); err != nil && ctx.Err() == nil {
 			s.log.WarnContext(ctx, "ending of sales held up", "error", err)
 		}
-		cancel()
 		select {
 		case <-ctx.Done():
 			return
@@ -202,8 +200,10 @@ func (s *Service) Schedule(ctx context.Context) error {
 		return err
 	}
 	for _, id := range due {
-		_, err := s.End(ctx, id, audit.System(), "its time is over")
-		errs = append(errs, err)
+		errs = append(errs, activity.Bounded(ctx, func(ctx context.Context) error {
+			_, err := s.End(ctx, id, audit.System(), "its time is over")
+			return err
+		}))
 	}
 	stale, err := s.ids(ctx, "SELECT id FROM activities WHERE state IN ('ended','settled') AND updated_at < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND ORDER BY updated_at LIMIT 100",
 		s.cfg.Stale.Microseconds())
@@ -211,25 +211,27 @@ func (s *Service) Schedule(ctx context.Context) error {
 		return errors.Join(append(errs, err)...)
 	}
 	for _, id := range stale {
-		// Taken by one scheduler: the others see it fresh again.
-		res, err := s.st.SQL().ExecContext(ctx, "UPDATE activities SET updated_at = UTC_TIMESTAMP(6) WHERE id = ? AND state IN ('ended','settled') AND updated_at < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND",
-			id, s.cfg.Stale.Microseconds())
-		if err != nil {
-			errs = append(errs, fmt.Errorf("take up the end of activity %s: %w", id, err))
-			continue
-		}
-		if n, err := res.RowsAffected(); err != nil || n == 0 {
-			errs = append(errs, err)
-			continue
-		}
-		errs = append(errs, s.begin(ctx, id))
+		errs = append(errs, activity.Bounded(ctx, func(ctx context.Context) error { return s.takeUp(ctx, id) }))
 	}
-	return errors.Join(append(errs, s.count(ctx))...)
+	return errors.Join(append(errs, activity.Bounded(ctx, s.count))...)
+}
+
+// takeUp starts an end again that makes no progress. One scheduler gets it: the others see it fresh.
+func (s *Service) takeUp(ctx context.Context, id string) error {
+	res, err := s.st.SQL().ExecContext(ctx, "UPDATE activities SET updated_at = UTC_TIMESTAMP(6) WHERE id = ? AND state IN ('ended','settled') AND updated_at < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND",
+		id, s.cfg.Stale.Microseconds())
+	if err != nil {
+		return fmt.Errorf("take up the end of activity %s: %w", id, err)
+	}
+	if n, err := res.RowsAffected(); err != nil || n == 0 {
+		return err //nolint:wrapcheck // the driver knows the count already
+	}
+	return s.begin(ctx, id)
 }
 
 func (s *Service) ids(ctx context.Context, query string, args ...any) ([]string, error) {
 	var out []string
-	if err := s.st.DB(ctx).Raw(query, args...).Scan(&out).Error; err != nil {
+	if err := activity.Bounded(ctx, func(ctx context.Context) error { return s.st.DB(ctx).Raw(query, args...).Scan(&out).Error }); err != nil {
 		return nil, fmt.Errorf("read activities: %w", err)
 	}
 	return out, nil

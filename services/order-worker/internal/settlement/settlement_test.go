@@ -293,6 +293,25 @@ func TestClockEndsSalesWarmOrNot(t *testing.T) {
 	}
 }
 
+// A sale whose rows somebody holds, a rebuild for instance, kept all sales behind it from being ended.
+func TestALockedSaleKeepsNoOtherOpen(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{Ends: quick})
+	for _, id := range []string{"locked", "free"} {
+		r.Sell(rig.Plan(id, map[string]int{"national": 10}))
+	}
+	r.Exec("UPDATE activities SET ends_at = UTC_TIMESTAMP(6) - INTERVAL IF(id = 'locked', 2, 1) SECOND")
+	unlock := r.LockSale("locked")
+	r.ConsumeRollbacks()
+	r.Go(r.Ends.Run)
+	becomes(r, "free", "closed")
+	if s := state(r, "locked"); s != "warmed" {
+		t.Errorf("the locked sale is %s", s)
+	}
+	unlock()
+	becomes(r, "locked", "closed")
+}
+
 // Settlement waits for what is on its way and names what is parked behind a dead letter; two workers
 // that settle at once do it once.
 func TestSettlementWaitsAndIsDoneOnce(t *testing.T) {
