@@ -13,6 +13,7 @@ const (
 	DiffForgotten    = "forgotten"     // live in MySQL, unknown to Redis: record restored, stock lowered
 	DiffContradicts  = "contradicts"   // record and row say things that cannot both be: reported only
 	DiffStock        = "stock"         // the units left differ: set to what MySQL and the records leave
+	DiffLimit        = "limit"         // a buyer holds more or less than his orders say: reported only
 	DiffUnexplained  = "unexplained"   // a pool's row does not add up in MySQL itself: reported only
 )
 
@@ -20,6 +21,7 @@ const (
 type Difference struct {
 	Kind     string `json:"kind"`
 	OrderID  string `json:"order_id,omitempty"`
+	UserID   string `json:"user_id,omitempty"`
 	SKU      string `json:"sku_id,omitempty"`
 	Pool     string `json:"pool,omitempty"`
 	Units    int64  `json:"units"` // stock: Redis has that many more (less, if negative)

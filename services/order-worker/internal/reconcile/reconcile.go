@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -91,7 +92,7 @@ func New(cfg Config, st *store.Store, redis *stock.Client, sales *activity.Servi
 			Help: "Differences between Redis and MySQL that comparisons found, by kind.",
 		}, []string{"kind"}),
 	}
-	for _, k := range []string{adminapi.DiffNotPublished, adminapi.DiffBehind, adminapi.DiffNotReleased, adminapi.DiffForgotten, adminapi.DiffContradicts, adminapi.DiffStock, adminapi.DiffUnexplained} {
+	for _, k := range []string{adminapi.DiffNotPublished, adminapi.DiffBehind, adminapi.DiffNotReleased, adminapi.DiffForgotten, adminapi.DiffContradicts, adminapi.DiffStock, adminapi.DiffLimit, adminapi.DiffUnexplained} {
 		s.found.WithLabelValues(k)
 	}
 	if err := reg.Register(s.found); err != nil {
@@ -289,10 +290,18 @@ type pass struct {
 	a       *stock.Activity
 	buckets []stock.Snapshot
 	records map[string]stock.Record
+	held    map[holder]int
+	unread  error // limits that cannot be read
 	rows    map[string]row
 	avail   map[[2]string]int64
 	found   []adminapi.Difference
 	moved   bool // something changed while we looked: what was found may be no difference
+}
+
+// holder is a buyer in his bucket.
+type holder struct {
+	bucket int
+	user   string
 }
 
 // row is what a comparison needs of an order's row.
@@ -368,6 +377,14 @@ func (p *pass) read(ctx context.Context) error {
 		return nil
 	}); err != nil {
 		return err
+	}
+	p.held = map[holder]int{}
+	p.unread = p.s.redis.EachHolding(ctx, p.a.ID, func(h stock.Holding) error {
+		p.held[holder{h.Bucket, h.User}] = h.Units
+		return nil
+	})
+	if p.unread != nil && !errors.Is(p.unread, stock.ErrCorrupt) {
+		return p.unread
 	}
 	tx, err := p.s.st.Snapshot(ctx)
 	if err != nil {
@@ -642,6 +659,27 @@ func (p *pass) restore(ctx context.Context, bucket int, ids []string) error {
 	return flush()
 }
 
+// compareLimits compares what buyers hold with their live records. A wrong limit refuses its buyer, or lets
+// him have more than MySQL's guard will; which of the two was meant is for a person to see.
+func (p *pass) compareLimits() {
+	if p.unread != nil {
+		p.add(adminapi.Difference{Kind: adminapi.DiffLimit, Detail: p.unread.Error() + ": rebuild the sale"})
+		return
+	}
+	differs := maps.Clone(p.held)
+	for _, r := range p.records {
+		if r.Status.Live() {
+			differs[holder{r.ID.Bucket, r.User}] -= r.Quantity
+		}
+	}
+	for h, n := range differs {
+		if n != 0 {
+			p.add(adminapi.Difference{Kind: adminapi.DiffLimit, UserID: h.user, Units: int64(n),
+				Detail: fmt.Sprintf("the limit of buyer %s counts %d units, his orders hold %d: rebuild the sale", h.user, p.held[h], p.held[h]-n)})
+		}
+	}
+}
+
 // compareStock compares what is left. A unit may be left in MySQL and taken in Redis: by an order on its
 // way, or by one whose release is owed.
 func (p *pass) compareStock(ctx context.Context) error {
@@ -686,6 +724,7 @@ func (p *pass) compareStock(ctx context.Context) error {
 			return nil
 		}
 	}
+	p.compareLimits()
 	for key, n := range want {
 		sku, pool := key[0], key[1]
 		var have int64

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -275,6 +277,75 @@ func TestWhatChangedNothingIsNotCalledRepaired(t *testing.T) { // R8, O09
 	if rec, err := r.Stock.Order(ctx(t), other.ID); err != nil || rec.Status != order.Cancelled {
 		t.Errorf("its neighbour was not released: %+v, %v", rec, err)
 	}
+}
+
+// A limit that says something else than its buyer's orders refuses him, or lets him have too much.
+func TestLimitsAreCompared(t *testing.T) { // R8, R14
+	t.Parallel()
+	r := rig.New(t, rig.Options{Reconcile: now})
+	plan := rig.Plan("sale", map[string]int{"national": 20})
+	plan.Buckets = 2
+	r.Sell(plan)
+	r.ConsumeOrders()
+	r.ConsumePayments()
+	r.ConsumeRollbacks()
+	r.ConsumeDead()
+	var orders []order.Order
+	for _, user := range []string{"a", "b", "b", "c", "d", "e"} {
+		orders = append(orders, r.MustBuy("sale", user))
+	}
+	r.Publish(messaging.OrderReserved(orders))
+	persisted(r, len(orders))
+	testkit.Eventually(t, 20*time.Second, func() error {
+		res, err := r.Reconciler.Reconcile(ctx2(r), "sale", false)
+		if err == nil && (len(res.Differences) > 0 || !res.Stable) {
+			err = fmt.Errorf("%+v", res)
+		}
+		return err
+	})
+	limit := func(user string) string {
+		return fmt.Sprintf("%sseckill:user:limit:{sale:%d}:%s", r.Prefix, order.Bucket(user, 2), user)
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(r.Redis.HSet(ctx(t), limit("a"), "held", "4").Err())
+	must(r.Redis.Del(ctx(t), limit("b")).Err())
+	must(r.Redis.HSet(ctx(t), limit("nobody"), "held", "1").Err())
+	for _, repair := range []bool{false, true} {
+		res, err := r.Reconciler.Reconcile(ctx(t), "sale", repair)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := map[string]int64{}
+		for _, d := range res.Differences {
+			if d.Kind != adminapi.DiffLimit || d.Repaired {
+				t.Errorf("%+v", d)
+			}
+			found[d.UserID] = d.Units
+		}
+		if want := map[string]int64{"a": 3, "b": -2, "nobody": 1}; !maps.Equal(found, want) || res.DriftUnits != 6 {
+			t.Errorf("found %v (drift %d), want %v", found, res.DriftUnits, want)
+		}
+	}
+	must(r.Redis.Set(ctx(t), limit("c"), "text", 0).Err())
+	if res, err := r.Reconciler.Reconcile(ctx(t), "sale", true); err != nil || kinds(res)[adminapi.DiffLimit] != 1 || !strings.Contains(res.Differences[0].Detail, "rebuild") {
+		t.Errorf("%+v, %v", res, err)
+	}
+	// What the report advises.
+	r.Go(r.Rebuilds.Run)
+	_, err := r.Rebuilds.Request(ctx(t), "sale", rig.Operator())
+	must(err)
+	testkit.Eventually(t, 30*time.Second, func() error {
+		res, err := r.Reconciler.Reconcile(ctx2(r), "sale", false)
+		if err == nil && len(res.Differences) > 0 {
+			err = fmt.Errorf("%+v", res)
+		}
+		return err
+	})
 }
 
 // An end marker that nobody meant closes a sale to its buyers: a comparison names it.
