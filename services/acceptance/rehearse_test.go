@@ -103,7 +103,9 @@ func TestRehearsalFindsEachSabotage(t *testing.T) {
 	if code != 0 || rep.Oversold+rep.Lost+rep.Duplicated+rep.Drift != 0 {
 		t.Fatalf("code %d:\n%s", code, out)
 	}
-	if rep.Buyers != 400 || rep.Accepted < 100 || rep.Persisted < rep.Accepted || rep.Paid == 0 || rep.Cancelled == 0 || rep.Expired == 0 ||
+	// Each order takes one or two of the 100 units. How many are sold again depends on how long the crowd
+	// stays.
+	if rep.Buyers != 400 || rep.Accepted < 50 || rep.Persisted < rep.Accepted || rep.Paid == 0 || rep.Cancelled == 0 || rep.Expired == 0 ||
 		rep.SoldOut == 0 || rep.DeadLettered != 1 || rep.Replayed != 1 || rep.Rejected != 0 {
 		t.Errorf("report %+v", rep)
 	}
