@@ -201,9 +201,11 @@ func (c *Client) Digests(ctx context.Context, recs []Record) error {
 	}
 	for j, i := range at {
 		v, err := reads[j].(*redis.StringCmd).Result()
-		if nilOK(err) != nil {
+		if err = nilOK(err); err != nil && !errors.Is(err, ErrCorrupt) {
 			return err
 		}
+		// A key that somebody has overwritten says nothing: its order goes on, without an answer for a
+		// second click, and holds up no other.
 		if len(v) > 26 {
 			recs[i].IdemDigest = unpackDigest(v[26:])
 		}

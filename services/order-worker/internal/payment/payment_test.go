@@ -26,6 +26,7 @@ func TestPayment(t *testing.T) {
 		"payment against expiry: the first commit wins, and nothing comes back":        againstExpiry,
 		"a payment whose order never came becomes tombstone plus refund due":           orphan,
 		"what mysql refuses to book is a letter, and the others are booked":            refusedByMySQL,
+		"a row that cannot be read holds up no payment but its own":                    unreadableRow,
 		"a kept payment that mysql refuses to apply does not hold its order's batch":   keptRefused,
 		"money that cannot be given up does not hold up the others":                    orphanRefused,
 		"a kept payment waits as long as redis holds the reservation":                  orphanOnItsWay,
@@ -259,7 +260,7 @@ func refusedByMySQL(t *testing.T, b *workertest.Bench) {
 	for i := range o {
 		ps[i] = pay(o[i], "refused")
 	}
-	allow := b.Refuse(t, "INSERT ON payments", "NEW.transaction_id='"+ps[4].TransactionID+"'")
+	allow := b.Trigger(t, "INSERT ON payments", "NEW.transaction_id='"+ps[4].TransactionID+"'", "SIGNAL SQLSTATE '23000' SET MYSQL_ERRNO=1452")
 	batch := paid(ps...)
 	for i, r := range workertest.Handle(t, b.Payment.Handle, batch) {
 		if (len(r.Dead) == 1) != (i == 4) || i == 4 && (r.Dead[0].Class != payment.ClassRefused || r.Dead[0].Message.ID != batch[4].ID) {
@@ -276,6 +277,24 @@ func refusedByMySQL(t *testing.T, b *workertest.Bench) {
 	allow()
 	workertest.Done(t, workertest.Handle(t, b.Payment.Handle, batch[4:5]))
 	b.WantStatus(t, o[4].ID, order.Paid)
+	s.Balanced()
+}
+
+// An unknown status, written by hand or by another program, held the payments of every sale.
+func unreadableRow(t *testing.T, b *workertest.Bench) {
+	s, o := open(t, b, 3, "15m")
+	b.Exec(t, "UPDATE orders SET status='shipped' WHERE id=?", o[1].ID.String())
+	batch := paid(pay(o[0], "unread"), pay(o[1], "unread"), pay(o[2], "unread"))
+	for i, r := range workertest.Handle(t, b.Payment.Handle, batch) {
+		if (len(r.Dead) == 1) != (i == 1) || i == 1 && r.Dead[0].Class != payment.ClassRefused {
+			t.Errorf("delivery %d: %+v", i, r)
+		}
+	}
+	b.WantStatus(t, o[0].ID, order.Paid)
+	b.WantStatus(t, o[2].ID, order.Paid)
+	b.Exec(t, "UPDATE orders SET status='pending' WHERE id=?", o[1].ID.String())
+	workertest.Done(t, workertest.Handle(t, b.Payment.Handle, batch[1:2]))
+	b.WantStatus(t, o[1].ID, order.Paid)
 	s.Balanced()
 }
 

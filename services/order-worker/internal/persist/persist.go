@@ -236,7 +236,7 @@ func (h *Handler) persist(ctx context.Context, orders []order.Order, seenBefore 
 			look = true // everything was rolled back: read again (R13)
 		case errors.Is(err, store.ErrGuard):
 			careful = true
-		case store.IsContent(err):
+		case store.Refuses(err):
 			return h.oneByOne(ctx, orders, err)
 		default:
 			return nil, nil, fmt.Errorf("persist %d orders: %w", len(orders), err)
@@ -250,8 +250,13 @@ func (h *Handler) persist(ctx context.Context, orders []order.Order, seenBefore 
 func (h *Handler) oneByOne(ctx context.Context, orders []order.Order, cause error) (rows map[string]*store.Order, refused map[string]error, err error) {
 	rows, refused = make(map[string]*store.Order, len(orders)), map[string]error{}
 	if len(orders) == 1 {
-		if !store.IsContent(cause) {
+		switch {
+		case !store.Refuses(cause):
 			return nil, nil, fmt.Errorf("persist order %s: %w", orders[0].ID, cause)
+		case !store.IsContent(cause):
+			// Something stands in its way that somebody can take away.
+			refused[orders[0].ID.String()] = cause
+			return rows, refused, nil
 		}
 		h.log.ErrorContext(ctx, "order cannot be stored", "order_id", orders[0].ID.String(), "error", cause.Error())
 		row, err := h.reject(ctx, orders[0].ID, order.ReasonInvalidOrder)

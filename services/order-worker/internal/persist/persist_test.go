@@ -33,6 +33,8 @@ func TestPersist(t *testing.T) {
 		"an order of an unknown sale is rejected and a letter":                        unknownActivity,
 		"an order that cannot be read is rejected by its id and gets its unit back":   invalidOrder,
 		"broken messages are letters and hold up nobody":                              broken,
+		"what stands in an order's way makes it a letter, whatever mysql calls it":    inTheWay,
+		"an order whose row was deleted by hand is a letter, the others are written":  deletedByHand,
 		"what mysql refuses to write at all is a letter, the others are written":      refusedByMySQL,
 		"a payment that came first is applied by the order's own handler":             keptPayment,
 		"ids above two to the fifty-third survive":                                    bigIDs,
@@ -316,6 +318,47 @@ func refusedByMySQL(t *testing.T, b *workertest.Bench) {
 	workertest.Done(t, workertest.Handle(t, b.Persist.Handle, workertest.Deliver(results[6].Dead[0].Message)))
 	b.WantStatus(t, o[6].ID, order.Pending)
 	s.Balanced()
+}
+
+// Errors that come from the shop's own triggers and keys held the orders of every sale.
+func inTheWay(t *testing.T, b *workertest.Bench) {
+	for _, then := range []string{
+		"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT='not in this shop'",
+		"SIGNAL SQLSTATE '23000' SET MYSQL_ERRNO=1452, MESSAGE_TEXT='a foreign key'",
+		"INSERT INTO gone_for_good VALUES (1)",
+	} {
+		s := b.Open(t, 20)
+		o := s.Buyers(5)
+		allow := b.Trigger(t, "INSERT ON orders", "NEW.user_id='"+o[2].User+"' AND NEW.activity_id='"+s.ID+"'", then)
+		results := workertest.Handle(t, b.Persist.Handle, workertest.Each(o))
+		for i, r := range results {
+			if (len(r.Dead) == 1) != (i == 2) || i == 2 && r.Dead[0].Class != persist.ClassRefused {
+				t.Errorf("%s: delivery %d: %+v", then, i, r)
+			}
+		}
+		if b.Row(t, o[2].ID) != nil {
+			t.Errorf("%s: the order was given up, though what stands in its way can be taken away", then)
+		}
+		allow()
+		workertest.Done(t, workertest.Handle(t, b.Persist.Handle, workertest.Deliver(results[2].Dead[0].Message)))
+		b.WantStatus(t, o[2].ID, order.Pending)
+		s.Balanced()
+	}
+}
+
+// Its ledger entry is still there, so it can be written neither again nor never.
+func deletedByHand(t *testing.T, b *workertest.Bench) {
+	s := b.Open(t, 20)
+	o := s.Buyers(4)
+	workertest.Done(t, workertest.Handle(t, b.Persist.Handle, workertest.Each(o[:2])))
+	b.Exec(t, "DELETE FROM orders WHERE id=?", o[1].ID.String())
+	for i, r := range workertest.Handle(t, b.Persist.Handle, workertest.Each(o)) {
+		if (len(r.Dead) == 1) != (i == 1) || i == 1 && r.Dead[0].Class != persist.ClassRefused {
+			t.Errorf("delivery %d: %+v", i, r)
+		}
+	}
+	b.WantStatus(t, o[2].ID, order.Pending)
+	b.WantStatus(t, o[3].ID, order.Pending)
 }
 
 // O17, O03: bodies that nobody can handle, in the middle of good ones.

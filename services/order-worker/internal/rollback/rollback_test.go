@@ -38,6 +38,7 @@ func TestRollback(t *testing.T) {
 		"broken and foreign messages are letters, the others go on":                broken,
 		"what mysql refuses to take back holds up nobody else":                     refusedByMySQL,
 		"a record that cannot be read holds up nobody":                             damagedRecords,
+		"rows that somebody has changed hold up nobody":                            changedByHand,
 		"what mysql refuses is swept past, and swept when it is mended":            refusedInSweep,
 		"the end of a sale is handed to the settlement":                            ended,
 		"cancels beside persists and payments under load keep every sum right":     besideEverything,
@@ -541,6 +542,53 @@ func damagedRecords(t *testing.T, b *workertest.Bench) {
 		t.Error(err)
 	}
 	b.WantStatus(t, bad[0].ID, order.Rejected)
+	s.Balanced()
+}
+
+// Rows with a status that nobody knows, and rows set back to a state that they have left, held the
+// rollbacks of every sale, and the sweep.
+func changedByHand(t *testing.T, b *workertest.Bench) {
+	s, o := persisted(t, b, 20, 8)
+	o = overdue(t, b, o)
+	b.Exec(t, "UPDATE orders SET status='shipped' WHERE id=?", o[0].ID.String())
+	b.Exec(t, "UPDATE orders SET status='reserved' WHERE id=?", o[1].ID.String())
+	workertest.Done(t, workertest.Handle(t, b.Rollback.Handle, expired(o[2])))
+	b.Exec(t, "UPDATE orders SET status='pending' WHERE id=?", o[2].ID.String())
+	dead := map[string]bool{}
+	for _, r := range workertest.Handle(t, b.Rollback.Handle, expired(o[:6]...)) {
+		for _, d := range r.Dead {
+			good, _, err := messaging.DecodeOrderExpired(d.Message)
+			if err != nil || len(good) != 1 || d.Class != rollback.ClassRefused {
+				t.Fatalf("%+v, %v", d, err)
+			}
+			dead[good[0].ID.String()] = true
+		}
+	}
+	for i := range o[:6] {
+		if dead[o[i].ID.String()] != (i < 3) {
+			t.Errorf("order %d: a letter: %v", i, dead[o[i].ID.String()])
+		}
+	}
+	for _, o := range o[3:6] {
+		b.WantStatus(t, o.ID, order.Cancelled)
+	}
+	// The sweep meets the third, whose units have come back already, and goes past it.
+	sweep := sweeper(t, b)
+	for more := true; more; {
+		var err error
+		if more, err = sweep.Orders(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.WantStatus(t, o[6].ID, order.Cancelled)
+	b.WantStatus(t, o[7].ID, order.Cancelled)
+	// Put right by hand, as it was changed.
+	b.Exec(t, "UPDATE orders SET status='cancelled' WHERE id=?", o[2].ID.String())
+	b.Exec(t, "UPDATE orders SET status='pending' WHERE id IN (?, ?)", o[0].ID.String(), o[1].ID.String())
+	workertest.Done(t, workertest.Handle(t, b.Rollback.Handle, expired(o[:3]...)))
+	for _, o := range o {
+		b.WantStatus(t, o.ID, order.Cancelled)
+	}
 	s.Balanced()
 }
 

@@ -283,6 +283,7 @@ func (s *Service) Handle(ctx context.Context, ended messaging.Ended, m messaging
 	case errors.Is(err, stock.ErrLocked), errors.Is(err, errJustNow):
 		// Whoever holds it goes on; if it died, the scheduler finds that out.
 		s.attempts.WithLabelValues("locked").Inc()
+		s.log.InfoContext(ctx, "settlement is in another's hands", "activity_id", ended.Activity)
 		return messaging.Result{}
 	case errors.Is(err, ErrFenced), errors.Is(err, stock.ErrLockLost):
 		result = "fenced"
@@ -292,6 +293,9 @@ func (s *Service) Handle(ctx context.Context, ended messaging.Ended, m messaging
 		return messaging.Result{}
 	default:
 		s.log.ErrorContext(ctx, "settlement failed, trying again", "activity_id", ended.Activity, "error", err)
+		if errors.Is(err, errBefore) && !s.first(ctx, ended.Activity) {
+			return messaging.Result{} // another copy of the message has just failed in the same way
+		}
 	}
 	s.attempts.WithLabelValues(result).Inc()
 	m.Attempt = 0
@@ -305,6 +309,23 @@ func (s *Service) Settle(ctx context.Context, id string) error {
 		return err
 	}
 	return nil
+}
+
+// errBefore: an attempt failed before it took its fencing number, which is what says that it was made.
+var errBefore = errors.New("before the settlement began")
+
+// first notes an attempt that took no fencing number, so that the scheduler does not start the end again
+// beside it, and reports whether there was none just now: copies of a message must not pile up.
+func (s *Service) first(ctx context.Context, id string) bool {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	res, err := s.st.SQL().ExecContext(ctx, "UPDATE activities SET updated_at = UTC_TIMESTAMP(6) WHERE id = ? AND updated_at < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND",
+		id, copiesApart.Microseconds())
+	if err != nil {
+		return true
+	}
+	n, err := res.RowsAffected()
+	return err != nil || n > 0
 }
 
 // errJustNow: another attempt was made just now; its message goes on.
@@ -325,15 +346,21 @@ func (s *Service) settle(ctx context.Context, id string) error {
 	}
 	a, err := d.Stock()
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errBefore, err)
 	}
-	return s.redis.Hold(ctx, "settle:"+id, s.cfg.LockTTL, func(ctx context.Context) error {
+	begun := false
+	err = s.redis.Hold(ctx, "settle:"+id, s.cfg.LockTTL, func(ctx context.Context) error {
+		begun = true
 		err := s.steps(ctx, d, a)
 		if err != nil && errors.Is(context.Cause(ctx), stock.ErrLockLost) {
 			return fmt.Errorf("%w: %w", stock.ErrLockLost, err)
 		}
 		return err
 	})
+	if err != nil && !begun {
+		err = fmt.Errorf("%w: %w", errBefore, err)
+	}
+	return err
 }
 
 // steps are 3 to 7, as far as they are still to be done, under the lock.

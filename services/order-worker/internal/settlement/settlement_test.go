@@ -312,6 +312,43 @@ func TestALockedSaleKeepsNoOtherOpen(t *testing.T) {
 	becomes(r, "locked", "closed")
 }
 
+// Attempts that fail before they begin say so, or the scheduler would start the end again beside them, and
+// copies of one message fail as one: they used to pile up in the queue of all sales.
+func TestFailedAttemptsDoNotMultiply(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{Ends: quick})
+	r.Sell(rig.Plan("sale", map[string]int{"national": 10}))
+	if _, err := r.Ends.End(short(t), "sale", rig.Operator(), ""); err != nil {
+		t.Fatal(err)
+	}
+	lock := r.Prefix + "seckill:lock:settle:sale"
+	if err := r.Redis.LPush(short(t), lock, "x").Err(); err != nil {
+		t.Fatal(err)
+	}
+	attempt := func() int {
+		m := messaging.ActivityEnded("sale", time.Now())
+		return len(r.Ends.Handle(short(t), messaging.Ended{Activity: "sale"}, m).Retries)
+	}
+	for range 2 {
+		r.Exec("UPDATE activities SET updated_at = UTC_TIMESTAMP(6) - INTERVAL 1 MINUTE")
+		if n := attempt(); n != 1 {
+			t.Errorf("a failed attempt comes back %d times", n)
+		}
+		if n := attempt(); n != 0 {
+			t.Errorf("its copy comes back %d times", n)
+		}
+		if n := r.Count("SELECT COUNT(*) FROM activities WHERE updated_at > UTC_TIMESTAMP(6) - INTERVAL 30 SECOND"); n != 1 {
+			t.Error("the scheduler does not know that somebody is at it")
+		}
+	}
+	if err := r.Redis.Del(short(t), lock).Err(); err != nil {
+		t.Fatal(err)
+	}
+	r.ConsumeRollbacks()
+	r.Go(r.Ends.Run)
+	becomes(r, "sale", "closed")
+}
+
 // Settlement waits for what is on its way and names what is parked behind a dead letter; two workers
 // that settle at once do it once.
 func TestSettlementWaitsAndIsDoneOnce(t *testing.T) {

@@ -47,16 +47,16 @@ func errorCode(err error) uint16 {
 // IsDuplicate reports whether err is a duplicate key (1062).
 func IsDuplicate(err error) bool { return errorCode(err) == codeDuplicate }
 
-// IsContent reports whether err blames the values that were to be written. Everything else that a
-// statement can fail with is the server's or the way's trouble: wait, spend no attempt, try again.
+// IsContent reports whether err blames the values that were to be written: they could never be.
 func IsContent(err error) bool {
 	var me *mysql.MySQLError
 	if !errors.As(err, &me) {
 		return false
 	}
-	class := string(me.SQLState[:2])
-	return contentCodes[me.Number] || class == "22" || class == "45" // data exceptions; what a trigger of the shop's own refuses
+	return contentCodes[me.Number] || sqlClass(me) == "22" // data exceptions
 }
+
+func sqlClass(me *mysql.MySQLError) string { return string(me.SQLState[:2]) }
 
 // awayCodes are refusals of a server that will take us later.
 var awayCodes = map[uint16]bool{

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -113,8 +114,11 @@ func eachOrder(rows *sql.Rows, columns func(o *Order, status *string) []any, eac
 			return fmt.Errorf("read orders: %w", err)
 		}
 		st, err := order.ParseStatus(status)
+		if err == nil && st == order.Reserved {
+			err = errors.New("a row is never reserved")
+		}
 		if err != nil {
-			return fmt.Errorf("read order %s: %w", o.ID, err)
+			return fmt.Errorf("read order %s: %w: %w", o.ID, ErrUndecidable, err)
 		}
 		o.Status = st
 		each(o)

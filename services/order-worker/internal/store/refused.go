@@ -2,7 +2,10 @@ package store
 
 import (
 	"errors"
+	"regexp"
 	"slices"
+
+	"github.com/go-sql-driver/mysql"
 )
 
 // Refused is something that cannot be written.
@@ -14,12 +17,39 @@ type Refused[T any] struct {
 // ErrUndecidable means that what decides about an order cannot be read: somebody has damaged it.
 var ErrUndecidable = errors.New("cannot be decided")
 
-// Refuses reports whether err says that this cannot be written, whoever asks and how often: the values
-// are wrong, a trigger or a guard stands against them, a figure they would change or depend on is
-// damaged. Others of the same batch may be fine.
-func Refuses(err error) bool {
-	return IsContent(err) || errors.Is(err, ErrGuard) || errors.Is(err, ErrUndecidable)
+// triggerCodes are what a trigger of the shop's own can bring into our statements when something that it
+// needs is gone.
+var triggerCodes = map[uint16]bool{
+	1146: true, // table does not exist; one of ours would be our trouble
+	1305: true, // routine does not exist
+	1356: true, // view is broken
+	1370: true, // routine may not be executed
+	1442: true, // table is in use by the statement that fired it
+	1449: true, // definer does not exist
 }
+
+// Refuses reports whether err says that this cannot be written now, while others of the same batch may be
+// fine: the values are wrong, a key, a trigger or a guard stands against them, a figure they would change
+// or depend on is damaged. Everything else is the server's or the way's trouble: wait, spend no attempt,
+// try again. Callers for whom a duplicate key is news look for it first.
+func Refuses(err error) bool {
+	if IsContent(err) || errors.Is(err, ErrGuard) || errors.Is(err, ErrUndecidable) {
+		return true
+	}
+	var me *mysql.MySQLError
+	if !errors.As(err, &me) {
+		return false
+	}
+	switch sqlClass(me) {
+	case "21", "23", "45": // cardinality, integrity, SIGNAL
+		return true
+	}
+	return triggerCodes[me.Number] && !ours.MatchString(me.Message)
+}
+
+// ours finds the name of one of our tables in an error message.
+var ours = regexp.MustCompile(`\.(activities|activity_items|activity_stock|inventory|orders|payments|stock_ledger|compensations|user_holdings|` +
+	`qualifications|dead_letters|replay_jobs|replay_items|operator_audit|paid_orders|feed_positions|rebuilds|rebuild_barriers)['` + "`" + `]`)
 
 // Each does things in batches of up to limit, each batch a transaction that do opens and commits. What
 // MySQL refuses is found by halving, so that it holds up nobody else; any other error says nothing of

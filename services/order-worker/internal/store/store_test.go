@@ -527,24 +527,37 @@ func TestConnectionsCutWhileIdleAreReplaced(t *testing.T) {
 }
 
 func TestErrorsAreToldApart(t *testing.T) {
+	my := func(number uint16, state string) *mysql.MySQLError {
+		return &mysql.MySQLError{Number: number, SQLState: [5]byte([]byte(state)), Message: "Table 'shop.stamps' doesn't exist"}
+	}
+	gone := my(1146, "42S02")
+	gone.Message = "Table 'shop.orders' doesn't exist"
 	for _, c := range []struct {
-		err                      error
-		duplicate, content, away bool
+		err                               error
+		duplicate, content, refuses, away bool
 	}{
-		{err: &mysql.MySQLError{Number: 1062}, duplicate: true},
-		{err: fmt.Errorf("insert: %w", &mysql.MySQLError{Number: 1406}), content: true},
-		{err: &mysql.MySQLError{Number: 1366}, content: true},
-		{err: &mysql.MySQLError{Number: 1644, SQLState: [5]byte{'4', '5', '0', '0', '0'}}, content: true},
-		{err: &mysql.MySQLError{Number: 1411, SQLState: [5]byte{'2', '2', '0', '0', '7'}}, content: true},
-		{err: &mysql.MySQLError{Number: 1142, SQLState: [5]byte{'4', '2', '0', '0', '0'}}},
-		{err: &mysql.MySQLError{Number: 1040}, away: true},
-		{err: &mysql.MySQLError{Number: 1045}},
+		{err: my(1062, "23000"), duplicate: true, refuses: true},
+		{err: my(1452, "23000"), refuses: true},
+		{err: fmt.Errorf("insert: %w", my(1406, "22001")), content: true, refuses: true},
+		{err: my(1366, "HY000"), content: true, refuses: true},
+		{err: my(1644, "45000"), refuses: true},
+		{err: my(1411, "22007"), content: true, refuses: true},
+		{err: my(1146, "42S02"), refuses: true},
+		{err: gone},
+		{err: my(1114, "HY000")}, // table full
+		{err: my(1030, "HY000")},
+		{err: my(1142, "42000")},
+		{err: my(1040, "08004"), away: true},
+		{err: my(1213, "40001"), away: true},
+		{err: my(1045, "28000")},
+		{err: fmt.Errorf("read: %w", store.ErrUndecidable), refuses: true},
+		{err: fmt.Errorf("take: %w", store.ErrGuard), refuses: true},
 		{err: mysql.ErrInvalidConn, away: true},
 		{err: sql.ErrNoRows},
 		{err: nil},
 	} {
-		if store.IsDuplicate(c.err) != c.duplicate || store.IsContent(c.err) != c.content || store.IsAway(c.err) != c.away {
-			t.Errorf("%v: duplicate %v, content %v, away %v", c.err, store.IsDuplicate(c.err), store.IsContent(c.err), store.IsAway(c.err))
+		if store.IsDuplicate(c.err) != c.duplicate || store.IsContent(c.err) != c.content || store.IsAway(c.err) != c.away || store.Refuses(c.err) != c.refuses {
+			t.Errorf("%v: duplicate %v, content %v, refuses %v, away %v", c.err, store.IsDuplicate(c.err), store.IsContent(c.err), store.Refuses(c.err), store.IsAway(c.err))
 		}
 	}
 }

@@ -398,8 +398,14 @@ func (b *Bench) Exec(t testing.TB, query string, args ...any) {
 // the rows that condition is true of, until the test ends or the returned function is called.
 func (b *Bench) Refuse(t testing.TB, what, condition string) (stop func()) {
 	t.Helper()
+	return b.Trigger(t, what, condition, "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT='not in this shop'")
+}
+
+// Trigger is Refuse by another statement.
+func (b *Bench) Trigger(t testing.TB, what, condition, then string) (stop func()) {
+	t.Helper()
 	name := fmt.Sprintf("refuse%d", saleNumber.Add(1))
-	b.Exec(t, "CREATE TRIGGER "+name+" BEFORE "+what+" FOR EACH ROW IF "+condition+" THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT='not in this shop'; END IF")
+	b.Exec(t, "CREATE TRIGGER "+name+" BEFORE "+what+" FOR EACH ROW IF "+condition+" THEN "+then+"; END IF")
 	var once sync.Once
 	stop = func() { once.Do(func() { b.Exec(t, "DROP TRIGGER "+name) }) }
 	t.Cleanup(stop)
