@@ -439,6 +439,57 @@ func TestR15_DiscardAgainstReplay(t *testing.T) {
 	}
 }
 
+// R5: money that came while the order waited behind its letter is due for refund as soon as the letter is
+// given up. It stayed kept until a sweep, and the sale could close over it.
+func TestR5_AKeptPaymentIsDueForRefundWhenItsLetterEndsTheOrder(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{})
+	r.Sell(rig.Plan("sale", map[string]int{"national": 5}))
+	orders := sold(r, 2)
+	pay := func(o order.Order) {
+		t.Helper()
+		r.Publish(messaging.OrderPaid(messaging.Payment{OrderID: o.ID, TransactionID: "t-" + o.User, AmountMinor: 1999, Currency: "EUR", ReceivedAt: time.Now().UTC()}))
+		testkit.Eventually(t, within, func() error {
+			if n := r.Count("SELECT COUNT(*) FROM payments WHERE order_id = ? AND status = 'kept'", o.ID.String()); n != 1 {
+				return fmt.Errorf("%d payments are kept", n)
+			}
+			return nil
+		})
+	}
+	due := func(o order.Order) {
+		t.Helper()
+		testkit.Eventually(t, within, func() error {
+			if n := r.Count("SELECT COUNT(*) FROM payments WHERE order_id = ? AND status = 'refund_due'", o.ID.String()); n != 1 {
+				return fmt.Errorf("%d payments are due for refund", n)
+			}
+			rec, err := r.Stock.Order(short(t), o.ID)
+			if err == nil && (rec.Status != order.Rejected || !rec.RefundDue) {
+				err = fmt.Errorf("the record is %s, refund due %t", rec.Status, rec.RefundDue)
+			}
+			return err
+		})
+	}
+	r.ConsumePayments()
+	r.ConsumeDead()
+	pay(orders[0])
+	pay(orders[1])
+
+	fail := r.Consume(messaging.QueueOrders, failing(messaging.ClassAttemptsExhausted))
+	r.Publish(messaging.OrderReserved(orders[:1]))
+	l := r.Becomes(orders[0].ID.String(), "open")
+	if res, err := r.Letters.Discard(short(t), adminapi.LetterSelection{IDs: []int64{l.ID}}, "given up", false, rig.Operator()); err != nil || res.Discarded != 1 {
+		t.Errorf("%+v %v", res, err)
+	}
+	due(orders[0])
+	fail()
+
+	r.Consume(messaging.QueueOrders, failing("invalid_order")) // rejected by the drain itself
+	r.Publish(messaging.OrderReserved(orders[1:]))
+	r.Becomes(orders[1].ID.String(), "resolved")
+	due(orders[1])
+	consistent(r, 5, 0)
+}
+
 // dead puts a message straight among the dead letters, as a consumer of order.reserved would.
 func dead(t *testing.T, r *rig.Rig, m messaging.Message) {
 	t.Helper()

@@ -275,6 +275,10 @@ func (s *Service) reject(ctx context.Context, id int64, reason, note string, aud
 	if err := s.follow.Rows(ctx, []*store.Order{row}); err != nil {
 		return out, fmt.Errorf("release order %s: %w", row.ID, err)
 	}
+	// Money may have come before this row, and be kept for it (R5).
+	if err := s.follow.Kept(ctx, []string{row.ID}); err != nil {
+		return out, fmt.Errorf("apply kept payments of order %s: %w", row.ID, err)
+	}
 	return out, nil
 }
 

@@ -32,9 +32,11 @@ type publisher interface {
 	Publish(ctx context.Context, exchange string, msgs ...messaging.Message) []error
 }
 
-// follower is the part of follow.Follower that carries out what a final row asks for.
+// follower is the part of follow.Follower that carries out what a final row asks for, and applies the
+// payments that came before it.
 type follower interface {
 	Rows(ctx context.Context, rows []*store.Order) error
+	Kept(ctx context.Context, orderIDs []string) error
 }
 
 // Config of a Service. Zero values mean the defaults.
