@@ -736,6 +736,44 @@ func TestALetterOfAPaymentIsClosedByThatPaymentOnly(t *testing.T) { // O20, R5
 	}
 }
 
+// A transaction that comes again with another amount or currency is in conflict with what is booked, and an
+// operator's to decide: its letter used to be closed because the order was the same.
+func TestALetterOfAPaymentThatContradictsItsBookingStaysOpen(t *testing.T) { // R5
+	t.Parallel()
+	r := rig.New(t, rig.Options{})
+	r.Sell(rig.Plan("sale", map[string]int{"national": 5}))
+	o := r.MustBuy("sale", "u") // has no row: the payment is kept
+	callback := func(id string, amount int64, currency string) messaging.Message {
+		m := messaging.OrderPaid(messaging.Payment{OrderID: o.ID, TransactionID: "T", AmountMinor: amount, Currency: currency, ReceivedAt: time.Now().UTC()})
+		m.ID = id
+		return m
+	}
+	r.ConsumePayments()
+	r.ConsumeDead()
+	r.Publish(callback("first", 100, "EUR"))
+	testkit.Eventually(t, within, func() error {
+		if n := r.Count("SELECT COUNT(*) FROM payments WHERE status = 'kept'"); n != 1 {
+			return fmt.Errorf("%d payments are kept", n)
+		}
+		return nil
+	})
+	r.Publish(callback("amount", 777, "EUR"), callback("currency", 100, "USD"))
+	r.Becomes("amount", "open")
+	r.Becomes("currency", "open")
+	dead(t, r, callback("same", 100, "EUR"))
+	r.Becomes("same", "resolved") // and with it the drain has looked at those before it
+	for id, want := range map[string]string{"amount": adminapi.InConflict, "currency": adminapi.InConflict, "same": adminapi.AlreadyDone} {
+		l, err := r.Letter(id)
+		if err != nil || (l.State == "open") != (want == adminapi.InConflict) {
+			t.Errorf("%s: %+v %v", id, l, err)
+		}
+		show, err := r.Letters.Show(short(t), l.ID)
+		if err != nil || show.Verdict != want {
+			t.Errorf("%s: %s (%s), want %s, %v", id, show.Verdict, show.Detail, want, err)
+		}
+	}
+}
+
 func TestVerdictsOfOtherEvents(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t, rig.Options{})

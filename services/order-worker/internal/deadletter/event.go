@@ -18,13 +18,13 @@ import (
 
 // event is what a letter's message says.
 type event struct {
-	key         string
-	err         error        // it cannot be read, or is invalid
-	id          order.ID     // if known
-	known       bool         // id is set
-	activity    string       // if known
-	content     *order.Order // of order.reserved and order.expired, if valid
-	transaction string       // of order.paid
+	key      string
+	err      error              // it cannot be read, or is invalid
+	id       order.ID           // if known
+	known    bool               // id is set
+	activity string             // if known
+	content  *order.Order       // of order.reserved and order.expired, if valid
+	payment  *messaging.Payment // of order.paid, if valid
 }
 
 func (e *event) orderID() string {
@@ -68,7 +68,7 @@ func decode(m messaging.Message) event {
 		p, err := messaging.DecodeOrderPaid(m)
 		if e.err = err; err == nil {
 			e.of(p.OrderID)
-			e.transaction = p.TransactionID
+			e.payment = &p
 		}
 	case messaging.KeyOrderCancelRequested:
 		c, err := messaging.DecodeCancelRequested(m)
@@ -162,8 +162,8 @@ func (s *Service) judge(ctx context.Context, letters []*store.DeadLetter) ([]ver
 		if ev.known {
 			orderIDs = append(orderIDs, ev.orderID())
 		}
-		if ev.transaction != "" {
-			transactions = append(transactions, ev.transaction)
+		if ev.payment != nil {
+			transactions = append(transactions, ev.payment.TransactionID)
 		}
 		if ev.key == messaging.KeyActivityEnded && ev.activity != "" {
 			activities = append(activities, ev.activity)
@@ -190,7 +190,11 @@ func (s *Service) judge(ctx context.Context, letters []*store.DeadLetter) ([]ver
 	for i := range out {
 		v := &out[i]
 		v.row = orders[v.event.orderID()]
-		v.is, v.detail = v.decide(payments[v.event.transaction], states)
+		var booked *store.Payment
+		if p := v.event.payment; p != nil {
+			booked = payments[p.TransactionID]
+		}
+		v.is, v.detail = v.decide(booked, states)
 	}
 	return out, nil
 }
@@ -236,6 +240,8 @@ func (v *verdict) decide(paid *store.Payment, states map[string]string) (is, det
 		case paid == nil:
 		case paid.OrderID != ev.orderID():
 			is, detail = inConflict, "the transaction is booked for another order"
+		case paid.AmountMinor != ev.payment.AmountMinor || paid.Currency != ev.payment.Currency:
+			is, detail = inConflict, fmt.Sprintf("the transaction is booked with %d %s", paid.AmountMinor, paid.Currency)
 		default:
 			is, detail = alreadyDone, "the payment is "+paid.Status
 		}
