@@ -1,6 +1,7 @@
 package deadletter_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -594,6 +595,45 @@ func TestARejectionThatMySQLRefusesHoldsUpNoOtherLetter(t *testing.T) {
 		return nil
 	})
 	consistent(r, 5, 1)
+}
+
+// A body that MySQL does not take in one packet held up the drain for good.
+func TestABodyOfAnySizeHoldsUpNoOtherLetter(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{})
+	r.ConsumeDead()
+	r.Go(r.Letters.Run)
+	foreign := func(id string, body []byte) messaging.Message {
+		return messaging.Message{ID: id, Key: messaging.KeyOrderReserved, Body: body, Orders: 1}
+	}
+	xs := bytes.Repeat([]byte{'x'}, 17<<20)
+	ys := append(bytes.Clone(xs[:len(xs)-1]), 'y')
+	whole := bytes.Repeat([]byte{'z'}, 1<<20)
+	// NULs are two bytes each in a statement. Two bodies that differ only where they are cut are two letters.
+	for _, m := range []messaging.Message{foreign("nul", make([]byte, 9_500_000)), foreign("x", xs), foreign("x", xs), foreign("y", ys), foreign("whole", whole), broken("small")} {
+		dead(t, r, m)
+	}
+	r.Becomes("small", "open")
+	if l := r.Becomes("whole", "open"); !bytes.Equal(l.Body, whole) || strings.Contains(l.Error, "cut") {
+		t.Errorf("a body of 1 MiB: %d bytes are kept, %q", len(l.Body), l.Error)
+	}
+	for id, want := range map[string]struct {
+		size, deaths int
+		body         []byte
+	}{"nul": {9_500_000, 1, make([]byte, 1<<20)}, "x": {17 << 20, 2, xs[:1<<20]}, "y": {17 << 20, 1, ys[:1<<20]}} {
+		l := r.Becomes(id, "open")
+		if len(l.Body) > 1<<20+1 || !bytes.HasPrefix(l.Body, want.body) || l.Occurrences != want.deaths || !strings.Contains(l.Error, fmt.Sprintf("cut, it had %d bytes", want.size)) {
+			t.Errorf("%s: %d bytes are kept, %d deaths, %q", id, len(l.Body), l.Occurrences, l.Error)
+		}
+		show, err := r.Letters.Show(short(t), l.ID)
+		if err != nil || show.Verdict != adminapi.Undecodable || !strings.Contains(show.Detail, "not kept whole") {
+			t.Errorf("%s: %s (%s), %v", id, show.Verdict, show.Detail, err)
+		}
+		if j := replay(r, adminapi.LetterSelection{IDs: []int64{l.ID}}); j.Sent != 0 || j.Skipped != 1 {
+			t.Errorf("%s, named: %+v", id, j)
+		}
+		r.Becomes(id, "open")
+	}
 }
 
 // O14: the dead-letter exchange is gone, or kept without a binding. A broken message is not lost.

@@ -27,6 +27,13 @@ var contentReasons = map[string]string{ //nolint:gochecknoglobals // a constant
 	"unknown_activity": order.ReasonUnknownActivity,
 }
 
+// maxLetterBody bounds the body of a letter. No event comes near (messaging.MaxBody); what somebody else put
+// into a queue may be larger than MySQL takes in one packet, and would hold up every letter behind it.
+const maxLetterBody = 1 << 20
+
+// cutBody says whether only the beginning of a letter's body is kept: one byte more than a whole one may have.
+func cutBody(l *store.DeadLetter) bool { return len(l.Body) > maxLetterBody }
+
 const drainTimeout = 30 * time.Second
 
 // Handle drains deliveries of seckill.dead: it is a messaging.Handler. Letters are committed before
@@ -113,10 +120,15 @@ func newLetter(d messaging.Delivery, m messaging.Message) *store.DeadLetter {
 	for _, part := range []string{m.Key, m.ID, string(m.Body)} {
 		_, _ = fmt.Fprintf(sum, "%d:%s", len(part), part)
 	}
+	body, cause := m.Body, d.DeadError
+	if n := len(body); n > maxLetterBody {
+		body = body[:maxLetterBody+1]
+		cause = strings.TrimSuffix(fmt.Sprintf("the body is cut, it had %d bytes: %s", n, cause), ": ")
+	}
 	return &store.DeadLetter{
 		DedupeKey: hex.EncodeToString(sum.Sum(nil)), MessageID: text(m.ID, 255), RoutingKey: text(m.Key, 64), SourceQueue: text(d.DeadQueue, 64),
-		Class: ascii(class, 32), Error: text(d.DeadError, 1000), Attempt: m.Attempt, ActivityID: ev.activity, OrderID: ev.orderID(),
-		Body: m.Body, Headers: string(raw),
+		Class: ascii(class, 32), Error: text(cause, 1000), Attempt: m.Attempt, ActivityID: ev.activity, OrderID: ev.orderID(),
+		Body: body, Headers: string(raw),
 	}
 }
 

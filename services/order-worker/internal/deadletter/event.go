@@ -39,7 +39,10 @@ func (e *event) reservation() bool { return e.key == messaging.KeyOrderReserved 
 
 func (e *event) of(id order.ID) { e.id, e.known, e.activity = id, true, id.Activity }
 
-var errUnknownKey = errors.New("no event has this routing key")
+var (
+	errUnknownKey = errors.New("no event has this routing key")
+	errCut        = fmt.Errorf("the body was larger than %d bytes and is not kept whole: it cannot be sent again", maxLetterBody)
+)
 
 // decode reads a message that carries a single order. It never fails: what cannot be read is said in
 // err, and an order id that can be read all the same is kept.
@@ -159,6 +162,9 @@ func (s *Service) judge(ctx context.Context, letters []*store.DeadLetter) ([]ver
 	for i, l := range letters {
 		out[i].event = decode(message(l))
 		ev := &out[i].event
+		if cutBody(l) {
+			ev.err = errCut
+		}
 		if ev.known {
 			orderIDs = append(orderIDs, ev.orderID())
 		}

@@ -197,7 +197,7 @@ func (s *Service) replayChunk(ctx context.Context, job string, ids []int64, name
 				return err
 			}
 			done[l.ID] = item{state: itemSkipped, verdict: v.is, why: v.detail}
-		case v.is != willApply && !named:
+		case v.is != willApply && !named, cutBody(l):
 			if err := s.reopen(ctx, l.ID, job); err != nil {
 				return err
 			}
