@@ -137,6 +137,7 @@ func TestBadInputIsRefusedWithItsCodeAndLeavesNothingBehind(t *testing.T) {
 		"token not valid yet":        {tok(sign(jwt.SigningMethodHS256, []byte(testSecret), jwt.MapClaims{"sub": "u1", "exp": hour, "nbf": hour - 60})), 401, "unauthenticated"},
 		"token of another key":       {tok(sign(jwt.SigningMethodHS256, []byte("another key of the same length!!"), jwt.MapClaims{"sub": "u1", "exp": hour})), 401, "unauthenticated"},
 		"token of another algorithm": {tok(sign(jwt.SigningMethodHS512, []byte(testSecret), jwt.MapClaims{"sub": "u1", "exp": hour})), 401, "unauthenticated"},
+		"token with an extension":    {tok(critical(t, jwt.MapClaims{"sub": "u1", "exp": hour})), 401, "unauthenticated"},
 		"token without signature":    {tok(sign(jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, jwt.MapClaims{"sub": "u1", "exp": hour})), 401, "unauthenticated"},
 		"forged token": {tok(strings.Join([]string{
 			strings.Split(token("u1"), ".")[0], strings.Split(token("u2"), ".")[1], strings.Split(token("u1"), ".")[2],
@@ -207,4 +208,16 @@ func TestBadInputIsRefusedWithItsCodeAndLeavesNothingBehind(t *testing.T) {
 	if n := len(payments.all()) + len(rollbacks.all()); n != 0 {
 		t.Errorf("%d other messages", n)
 	}
+}
+
+// critical signs a token whose header names an extension that must be understood.
+func critical(t *testing.T, claims jwt.MapClaims) string {
+	t.Helper()
+	tok := jwt.NewWithClaims(jwt.SigningMethodHS256, claims)
+	tok.Header["crit"], tok.Header["x"] = []string{"x"}, 1
+	s, err := tok.SignedString([]byte(testSecret))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }

@@ -121,7 +121,13 @@ func (t *tokens) caller(h http.Header) (checkout.Caller, error) {
 		return c, nil
 	}
 	var cl claims
-	if _, err := t.parser.ParseWithClaims(token, &cl, func(*jwt.Token) (any, error) { return t.key, nil }); err != nil {
+	_, err := t.parser.ParseWithClaims(token, &cl, func(tok *jwt.Token) (any, error) {
+		if _, ok := tok.Header["crit"]; ok { // RFC 7515, 4.1.11: whoever does not understand it refuses
+			return nil, errors.New("extensions that must be understood are not")
+		}
+		return t.key, nil
+	})
+	if err != nil {
 		detail := "the token is not valid"
 		if errors.Is(err, jwt.ErrTokenExpired) {
 			detail = "the token has expired"
