@@ -288,6 +288,12 @@ func (s *Service) Handle(ctx context.Context, ended messaging.Ended, m messaging
 	case errors.Is(err, ErrFenced), errors.Is(err, stock.ErrLockLost):
 		result = "fenced"
 		s.log.WarnContext(ctx, "settlement stopped, another has taken over", "activity_id", ended.Activity)
+	case errors.Is(err, errNotEnded):
+		// The end is recorded before its message is sent: this one is somebody else's. If not, the
+		// scheduler takes the end up.
+		s.attempts.WithLabelValues("waiting").Inc()
+		s.log.WarnContext(ctx, "asked to settle a sale that has not ended", "activity_id", ended.Activity)
+		return messaging.Result{}
 	case errors.Is(err, activity.ErrNotFound):
 		s.log.WarnContext(ctx, "end of an unknown activity", "activity_id", ended.Activity)
 		return messaging.Result{}
@@ -310,6 +316,8 @@ func (s *Service) Settle(ctx context.Context, id string) error {
 	}
 	return nil
 }
+
+var errNotEnded = errors.New("the sale has not ended")
 
 // errBefore: an attempt failed before it took its fencing number, which is what says that it was made.
 var errBefore = errors.New("before the settlement began")
@@ -342,7 +350,7 @@ func (s *Service) settle(ctx context.Context, id string) error {
 	case store.ActivityClosed:
 		return nil
 	case store.ActivityDraft, store.ActivityWarmed:
-		return wait("the end, which is not recorded yet")
+		return errNotEnded
 	}
 	a, err := d.Stock()
 	if err != nil {

@@ -349,6 +349,18 @@ func TestFailedAttemptsDoNotMultiply(t *testing.T) {
 	becomes(r, "sale", "closed")
 }
 
+// A message that says so ends nothing, and does not come back for as long as the sale runs.
+func TestTheEndOfARunningSaleIsNoNews(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{Ends: quick})
+	r.Sell(rig.Plan("sale", map[string]int{"national": 10}))
+	res := r.Ends.Handle(short(t), messaging.Ended{Activity: "sale"}, messaging.ActivityEnded("sale", time.Now()))
+	if len(res.Retries)+len(res.Dead) > 0 || res.Hold != nil || state(r, "sale") != "warmed" {
+		t.Errorf("%+v", res)
+	}
+	r.MustBuy("sale", "u")
+}
+
 // Settlement waits for what is on its way and names what is parked behind a dead letter; two workers
 // that settle at once do it once.
 func TestSettlementWaitsAndIsDoneOnce(t *testing.T) {
