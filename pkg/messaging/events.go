@@ -167,7 +167,7 @@ func ActivityEnded(activity string, at time.Time) Message {
 //   - else all orders are good.
 //
 // Every field of a good order is checked: ids and names by the rules of package order, activity and
-// bucket against the order id, quantity 1 to order.MaxQuantity, an amount that does not overflow, the
+// bucket against the order id, quantity 1 to order.MaxQuantity, an amount up to order.MaxAmountMinor, the
 // currency's form, both times present, in range and in order. Orders keep the order of the message;
 // one id may stand in it more than once (the consumer decides what that means).
 func DecodeOrderReserved(m Message) (good []order.Order, bad []InvalidOrder, err error) {
@@ -201,6 +201,7 @@ func DecodeOrderPaid(m Message) (Payment, error) {
 	}
 	c.must(order.ValidTransactionID(out.TransactionID), "transaction_id", "not 1 to 64 of A-Za-z0-9_-")
 	c.must(out.AmountMinor >= 0, "amount_minor", "negative")
+	c.must(out.AmountMinor <= order.MaxAmountMinor, "amount_minor", "more than an order can cost")
 	c.must(order.ValidCurrency(out.Currency), "currency", "not three capital letters")
 	out.Order = c.inner(p.GetOrder(), out.OrderID)
 	if c.err != nil {

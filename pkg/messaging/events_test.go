@@ -28,6 +28,11 @@ func TestEventsComeBackAsTheyWere(t *testing.T) {
 			good, bad, err := DecodeOrderExpired(OrderExpired(orders))
 			return good, orders, errors.Join(err, none(bad))
 		},
+		"paid the most": func() (any, any, error) {
+			p := Payment{OrderID: anOrder(1).ID, TransactionID: "t-1", AmountMinor: order.MaxAmountMinor, Currency: "CNY", ReceivedAt: at(5)}
+			got, err := DecodeOrderPaid(OrderPaid(p))
+			return got, p, err
+		},
 		"paid": func() (any, any, error) {
 			o := anOrder(1)
 			p := Payment{OrderID: o.ID, TransactionID: "t-1", AmountMinor: 19800, Currency: "CNY", ReceivedAt: at(5), Order: &o}
@@ -133,6 +138,7 @@ func TestInvalidOrdersAreToldApartFromGoodOnes(t *testing.T) {
 		}
 	}
 	for name, change := range map[string]func(*orderv1.Order){
+		"amount too large":    func(o *orderv1.Order) { o.UnitPriceMinor, o.Quantity = order.MaxAmountMinor/2+1, 2 },
 		"lower-case order id": func(o *orderv1.Order) { o.OrderId = strings.ToLower(o.GetOrderId()) },
 		"quantity too large":  func(o *orderv1.Order) { o.Quantity = order.MaxQuantity + 1 },
 		"quantity wraps":      func(o *orderv1.Order) { o.Quantity = math.MaxUint32 },
@@ -177,6 +183,7 @@ func TestUndecodableMessagesSayWhy(t *testing.T) {
 	for name, err := range map[string]error{
 		"paid without transaction": second(DecodeOrderPaid(OrderPaid(Payment{OrderID: anOrder(1).ID, Currency: "CNY", ReceivedAt: at(0)}))),
 		"paid with a negative":     second(DecodeOrderPaid(OrderPaid(Payment{OrderID: anOrder(1).ID, TransactionID: "t", AmountMinor: -1, Currency: "CNY", ReceivedAt: at(0)}))),
+		"paid with too much":       second(DecodeOrderPaid(OrderPaid(Payment{OrderID: anOrder(1).ID, TransactionID: "t", AmountMinor: order.MaxAmountMinor + 1, Currency: "CNY", ReceivedAt: at(0)}))),
 		"paid for another order":   second(DecodeOrderPaid(OrderPaid(Payment{OrderID: anOrder(1).ID, TransactionID: "t", Currency: "CNY", ReceivedAt: at(0), Order: ptr(anOrder(2))}))),
 		"cancel without actor":     second(DecodeCancelRequested(CancelRequested(Cancel{OrderID: anOrder(1).ID, Reason: "r", RequestedAt: at(0)}))),
 		"cancel with a bell":       second(DecodeCancelRequested(CancelRequested(Cancel{OrderID: anOrder(1).ID, Reason: "r\a", Actor: "user:1", RequestedAt: at(0)}))),

@@ -1,9 +1,6 @@
 package order
 
-import (
-	"fmt"
-	"math"
-)
+import "fmt"
 
 // Limits of identifiers and amounts.
 const (
@@ -14,6 +11,9 @@ const (
 	MaxIdempotencyKey = 64
 	MaxTransactionID  = 64
 	MaxQuantity       = 1_000_000
+	// MaxAmountMinor is the largest amount of an order, and of a payment, in minor units: thousands of
+	// them add up within 64 bits, and a double holds each.
+	MaxAmountMinor = 1_000_000_000_000_000
 )
 
 // DefaultRegion is the region of a request that names none.
@@ -77,13 +77,13 @@ func ValidCurrency(s string) bool {
 	return true
 }
 
-// Total is quantity times unitPriceMinor, in minor units; an overflow is an error.
+// Total is quantity times unitPriceMinor, in minor units; more than MaxAmountMinor is an error.
 func Total(unitPriceMinor int64, quantity int) (int64, error) {
 	if unitPriceMinor < 0 || quantity < 1 {
 		return 0, fmt.Errorf("amount of %d × %d", quantity, unitPriceMinor)
 	}
-	if unitPriceMinor > math.MaxInt64/int64(quantity) {
-		return 0, fmt.Errorf("amount of %d × %d overflows", quantity, unitPriceMinor)
+	if unitPriceMinor > MaxAmountMinor/int64(quantity) {
+		return 0, fmt.Errorf("amount of %d × %d is more than %d", quantity, unitPriceMinor, int64(MaxAmountMinor))
 	}
 	return unitPriceMinor * int64(quantity), nil
 }

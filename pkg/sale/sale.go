@@ -193,7 +193,7 @@ func (s Sale) validateItems(add func(field, format string, args ...any)) map[str
 			add(at+".price_minor", "must not be negative")
 		case s.PerUserLimit >= 1:
 			if _, err := order.Total(item.PriceMinor, s.PerUserLimit); err != nil {
-				add(at+".price_minor", "times per_user_limit does not fit into 64 bits")
+				add(at+".price_minor", "times per_user_limit is more than %d", int64(order.MaxAmountMinor))
 			}
 		}
 		if len(item.Pools) == 0 {

@@ -115,6 +115,15 @@ func TestNumbersAreDecimalDigitsAndThere(t *testing.T) {
 			t.Errorf("without %s: %v", field, err)
 		}
 	}
+	for price, ok := range map[string]bool{"500000000000000": true, "500000000000001": false, "9223372036854775807": false} {
+		s, err := sale.DecodeYAML(strings.NewReader(strings.Replace(good, "199900", price, 1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.WithDefaults().Validate(nil); (err == nil) != ok {
+			t.Errorf("a price of %s for each of two: %v", price, err)
+		}
+	}
 	_, err := sale.DecodeYAML(strings.NewReader(strings.NewReplacer("limit: 2", "limit: 0x2", "buckets: 4", "buckets: 04").Replace(good)))
 	if err == nil || !strings.Contains(err.Error(), "line 6: 0x2 ") || !strings.Contains(err.Error(), "line 9: 04 ") {
 		t.Errorf("not both are named: %v", err)

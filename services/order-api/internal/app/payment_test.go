@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"math"
 	"net/http"
 	"strings"
 	"testing"
@@ -97,6 +98,16 @@ func TestAPaymentIsQueuedWithTheOrdersContent(t *testing.T) {
 		})
 	}
 
+	most := payment("sale-0-01ARZ3NDEKTSV4RRFFQ69G5FAV", order.MaxAmountMinor, "EUR", "txn-4")
+	if got := r.pay(most, signed(hookSecret, "wh", now, most)); got.status != 202 {
+		t.Errorf("as much as an order can cost: %s", got)
+	}
+	eventually(t, func() error {
+		if all := payments.all(); !strings.HasSuffix(all[len(all)-1].ID, "txn-4") {
+			return fmt.Errorf("queued: %s", all[len(all)-1].ID)
+		}
+		return nil
+	})
 	queued := len(payments.all())
 	for name, body := range map[string]string{
 		"less":              payment(bought.orderID(), 3*1999-1, "CNY", "t"),
@@ -114,6 +125,8 @@ func TestAPaymentIsQueuedWithTheOrdersContent(t *testing.T) {
 		"text":            strings.Replace(good, "5997", `"5997"`, 1),
 		"null":            strings.Replace(good, "5997", "null", 1),
 		"negative":        strings.Replace(good, "5997", "-5997", 1),
+		"too much":        payment("sale-0-01ARZ3NDEKTSV4RRFFQ69G5FAV", order.MaxAmountMinor+1, "CNY", "t"),
+		"63 bits":         payment("sale-0-01ARZ3NDEKTSV4RRFFQ69G5FAV", math.MaxInt64, "CNY", "t"),
 		"no amount":       strings.Replace(good, `"amount_minor":5997,`, "", 1),
 		"small currency":  strings.Replace(good, "CNY", "cny", 1),
 		"order of noise":  strings.Replace(good, bought.orderID(), "nothing", 1),

@@ -263,8 +263,8 @@ func (a *api) callback(c *gin.Context) error {
 		return invalid("order_id is not an order id")
 	case !order.ValidTransactionID(in.TransactionID):
 		return invalid("transaction_id has to be 1 to 64 of A-Za-z0-9_-")
-	case in.AmountMinor == nil || *in.AmountMinor < 0:
-		return invalid("amount_minor has to be a whole number, 0 or more")
+	case in.AmountMinor == nil || *in.AmountMinor < 0 || *in.AmountMinor > order.MaxAmountMinor:
+		return invalid("amount_minor has to be a whole number from 0 to 1000000000000000")
 	case !order.ValidCurrency(in.Currency):
 		return invalid("currency has to be an ISO 4217 code")
 	}
