@@ -3,6 +3,7 @@ package messaging
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -165,6 +166,64 @@ func TestRetryAndDeadLetterKeepIdAndSayWhy(t *testing.T) {
 	}
 	if !slices.Equal(attempts, []int{0, 1, 2}) {
 		t.Errorf("attempts %v", attempts)
+	}
+}
+
+// A foreign message whose headers fill a frame: with what a copy adds to them they would fill more than one,
+// and the broker would close the connection over every attempt to publish it.
+func TestCopiesOfMessagesWithHugeHeadersFitIntoAFrame(t *testing.T) {
+	t.Parallel()
+	url := broker(t)
+	cfg := quick(url)
+	cfg.MaxAttempts = 2
+	c := declared(t, cfg)
+	a := newAdmin(t, url)
+	var mu sync.Mutex
+	var retried []Delivery
+	consume(t, c, ConsumerConfig{Queue: QueueOrders}, func(_ context.Context, batch []Delivery) []Result {
+		rs := done(len(batch))
+		for i, d := range batch {
+			if d.ID == "junk" {
+				rs[i].Dead = []Dead{{Message: d.Message, Class: "undecodable", Err: errors.New(strings.Repeat("no good ", 500))}}
+				continue
+			}
+			mu.Lock()
+			retried = append(retried, d)
+			mu.Unlock()
+			rs[i].Retries = []Retry{{Message: d.Message, Err: errors.New("store says no")}}
+		}
+		return rs
+	})
+	up(t, c, 1)
+	many := amqp.Table{"traceparent": "t"}
+	for i := range 1200 {
+		many[fmt.Sprintf("h-%04d", i)] = strings.Repeat("y", 90)
+	}
+	a.do(func(ch *amqp.Channel) error {
+		for id, h := range map[string]amqp.Table{"junk": {"blob": strings.Repeat("x", 130_950), "traceparent": "t"}, "many": many} {
+			err := ch.PublishWithContext(t.Context(), ExchangeEvents, KeyOrderReserved, true, false, amqp.Publishing{MessageId: id, Headers: h, Body: []byte("junk"), DeliveryMode: amqp.Persistent})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	a.has(QueueDead, 2)
+	for range 2 {
+		d := a.get(QueueDead)
+		l := received(&d, QueueDead)
+		cause, dropped := "store says no", "" // what the second copy had to carry was small already
+		if l.ID == "junk" {
+			cause, dropped = "no good", `headers dropped: 1 with 130960 bytes, the first "blob"`
+		}
+		if l.Headers["traceparent"] != "t" || l.Headers["blob"] != "" || string(l.Body) != "junk" || !strings.Contains(l.DeadError, cause) || !strings.Contains(l.DeadError, dropped) || len(l.DeadError) > maxErrorText {
+			t.Errorf("letter %s: %d headers, %q", l.ID, len(l.Headers), l.DeadError)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(retried) != 2 || retried[1].Attempt != 1 || retried[1].Headers["traceparent"] != "t" || len(retried[1].Headers) < 500 || len(retried[1].Headers) >= len(many) {
+		t.Errorf("%d deliveries of the retried one", len(retried))
 	}
 }
 

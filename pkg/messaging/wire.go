@@ -1,7 +1,10 @@
 package messaging
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +23,10 @@ const (
 )
 
 const maxErrorText = 1024
+
+// maxHeaders bounds the text headers of a message that is published: with its properties and our own
+// headers they have to fit into one frame, and the broker closes the connection over one that does not.
+const maxHeaders = 64 << 10
 
 // reserved says whether a header is ours or the broker's. None of these is carried on by a retry or a
 // replay: RabbitMQ 3.10 takes an x-death that a client sends for a cycle and drops the message.
@@ -57,10 +64,8 @@ func publishing(m Message) amqp.Publishing {
 		at = time.Now()
 	}
 	h := make(amqp.Table, 3+len(m.Headers))
-	for k, v := range m.Headers {
-		if !reserved(k) {
-			h[k] = v
-		}
+	if dropped := carry(h, m.Headers); dropped != "" {
+		h[headerError] = dropped
 	}
 	if m.Attempt > 0 {
 		h[headerAttempt] = int64(m.Attempt)
@@ -75,11 +80,42 @@ func publishing(m Message) amqp.Publishing {
 	}
 }
 
+// carry copies the headers that are not reserved; where they are too large it drops the largest, which are
+// not ours, and says so.
+func carry(into amqp.Table, headers map[string]string) (dropped string) {
+	total := 0
+	for k, v := range headers {
+		if !reserved(k) {
+			into[k] = v
+			total += headerSize(k, v)
+		}
+	}
+	if total <= maxHeaders {
+		return ""
+	}
+	names := slices.SortedFunc(maps.Keys(into), func(a, b string) int {
+		return cmp.Or(cmp.Compare(headerSize(b, headers[b]), headerSize(a, headers[a])), cmp.Compare(a, b))
+	})
+	n, left := 0, total
+	for ; left > maxHeaders; n++ {
+		delete(into, names[n])
+		left -= headerSize(names[n], headers[names[n]])
+	}
+	return fmt.Sprintf("headers dropped: %d with %d bytes, the first %q", n, total-left, cut(names[0], 80))
+}
+
+// headerSize is what a text header takes in a frame: both lengths and the type come on top.
+func headerSize(name, value string) int { return len(name) + len(value) + 6 }
+
 // deadLetter adds to a message why it failed for good, and where.
 func deadLetter(m Message, class string, cause error, queue string) amqp.Publishing {
 	p := publishing(m)
 	p.Headers[headerClass] = cut(class, maxShortString)
-	if cause != nil {
+	dropped, _ := p.Headers[headerError].(string)
+	switch {
+	case cause != nil && dropped != "":
+		p.Headers[headerError] = cut(cause.Error(), maxErrorText-len(dropped)-2) + "; " + dropped
+	case cause != nil:
 		p.Headers[headerError] = cut(cause.Error(), maxErrorText)
 	}
 	p.Headers[headerQueue] = queue
