@@ -61,6 +61,8 @@ type Activity struct {
 	WarmNumber uint64    `json:"warm_number"` // attempt that won; 0 while it is a draft
 	Epoch      uint64    `json:"epoch"`
 	CreatedAt  time.Time `json:"created_at"`
+	// Problem names what is wrong with the activity's row, which somebody has written into.
+	Problem string `json:"problem,omitempty"`
 	// Redis is what Redis says; only in the answer for a single activity.
 	Redis *ActivityRedis `json:"redis,omitempty"`
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"seckill/pkg/order"
 	"seckill/pkg/sale"
 	"seckill/pkg/stock"
 	"seckill/services/order-worker/internal/store"
@@ -23,6 +24,7 @@ var (
 	ErrNotFound = errors.New("activity not found")
 	ErrExists   = errors.New("activity exists with other content")
 	ErrState    = errors.New("the activity's state does not allow it")
+	ErrDamaged  = errors.New("the activity's row is damaged")
 )
 
 // Shortage is one pool of which the inventory holds too little.
@@ -96,17 +98,17 @@ type Details struct {
 	store.Activity
 	Items []store.ActivityItem
 	Pools []Pool
+	// Problem names what is wrong with a row that somebody has written into; such a sale can be looked at,
+	// paused, ended and settled, and nothing else.
+	Problem string
 }
 
 // Qualifies says whether the sale asks who may take part.
 func (d *Details) Qualifies() bool { return d.Qualification == sale.QualificationList }
 
-// Plan gives the sale back as it was planned.
-func (d *Details) Plan() (sale.Sale, error) {
-	fallback, err := d.Fallback()
-	if err != nil {
-		return sale.Sale{}, err
-	}
+// Plan gives the sale back as it was planned, as far as its row can be read.
+func (d *Details) Plan() sale.Sale {
+	fallback, _ := d.Fallback() // Problem has the error
 	if len(fallback) == 0 {
 		fallback = nil
 	}
@@ -124,15 +126,38 @@ func (d *Details) Plan() (sale.Sale, error) {
 		}
 		out.Items = append(out.Items, it)
 	}
-	return out, nil
+	return out
 }
 
-// Stock gives the sale as Redis has to know it.
+// Stock gives the sale as Redis has to know it; ErrDamaged if the row does not tell.
 func (d *Details) Stock() (*stock.Activity, error) {
-	fallback, err := d.Fallback()
-	if err != nil {
-		return nil, err
+	if d.Problem != "" {
+		return nil, fmt.Errorf("activity %s: %w: %s", d.ID, ErrDamaged, d.Problem)
 	}
+	return d.stock(), nil
+}
+
+// Outline gives as much of the sale as it takes to stop, compare and settle it. Of a damaged one it must
+// never be announced.
+func (s *Service) Outline(ctx context.Context, d *Details) (*stock.Activity, error) {
+	a := d.stock()
+	if a.Buckets >= 1 && a.Buckets <= order.MaxBuckets {
+		return a, nil
+	}
+	// Too many buckets do no harm to a marker, one too few goes on selling.
+	a.Buckets = order.MaxBuckets
+	now, err := s.redis.Activity(ctx, d.ID)
+	switch {
+	case err == nil && !now.StartsAt.IsZero() && now.Buckets >= 1: // more than a marker is left of it
+		a.Buckets = min(now.Buckets, order.MaxBuckets)
+	case err != nil && !errors.Is(err, stock.ErrActivityNotFound) && !errors.Is(err, stock.ErrCorrupt):
+		return nil, fmt.Errorf("read activity %s from redis: %w", d.ID, err)
+	}
+	return a, nil
+}
+
+func (d *Details) stock() *stock.Activity {
+	fallback, _ := d.Fallback() // Problem has the error
 	a := &stock.Activity{
 		ID: d.ID, Name: d.Name, StartsAt: d.StartsAt, EndsAt: d.EndsAt, PerUserLimit: d.PerUserLimit, PaymentTimeout: d.PaymentTimeout(),
 		Currency: d.Currency, Qualified: d.Qualifies(), Buckets: d.Buckets, RegionFallback: fallback,
@@ -147,13 +172,45 @@ func (d *Details) Stock() (*stock.Activity, error) {
 		}
 		a.Items = append(a.Items, it)
 	}
-	return a, nil
+	return a
+}
+
+// stored is a row as far as Go's types can hold it, and what they cannot.
+type stored struct {
+	store.Activity
+	Odd string
+}
+
+// columns of stored. A number that is out of its type's range would make every list that it is in fail.
+const columns = `id, name, state, starts_at, ends_at, per_user_limit, payment_timeout_s, currency, qualification, buckets, region_fallback, refund_after_end,
+	shadow <> 0 AS shadow, paused <> 0 AS paused, GREATEST(epoch, 0) AS epoch, GREATEST(warm_number, 0) AS warm_number, GREATEST(warm_winner, 0) AS warm_winner,
+	GREATEST(fencing, 0) AS fencing, created_by, created_at, updated_at, warmed_at, ended_at, settled_at, closed_at, report,
+	CONCAT_WS('; ', IF(shadow IN (0, 1), NULL, CONCAT('shadow is ', shadow)), IF(paused IN (0, 1), NULL, CONCAT('paused is ', paused)),
+	IF(epoch < 0, CONCAT('epoch is ', epoch), NULL), IF(warm_number < 0, CONCAT('warm_number is ', warm_number), NULL),
+	IF(warm_winner < 0, CONCAT('warm_winner is ', warm_winner), NULL), IF(fencing < 0, CONCAT('fencing is ', fencing), NULL)) AS odd`
+
+// problem says what is wrong with a row: what no plan can have brought there.
+func (r *stored) problem() string {
+	var out []string
+	if r.Odd != "" {
+		out = append(out, r.Odd)
+	}
+	if _, err := r.Fallback(); err != nil {
+		out = append(out, "region_fallback: "+errors.Unwrap(err).Error())
+	}
+	if r.Buckets < 1 || r.Buckets > order.MaxBuckets {
+		out = append(out, fmt.Sprintf("buckets is %d", r.Buckets))
+	}
+	if r.Qualification != sale.QualificationNone && r.Qualification != sale.QualificationList {
+		out = append(out, fmt.Sprintf("qualification is %q", r.Qualification))
+	}
+	return strings.Join(out, "; ")
 }
 
 // Load reads a sale; ErrNotFound if there is none.
 func (s *Service) Load(ctx context.Context, id string) (*Details, error) {
-	var found []store.Activity
-	if err := s.st.DB(ctx).Where("id = ?", id).Limit(1).Find(&found).Error; err != nil {
+	var found []stored
+	if err := s.st.DB(ctx).Raw("SELECT "+columns+" FROM activities WHERE id = ?", id).Scan(&found).Error; err != nil {
 		return nil, fmt.Errorf("load activity %s: %w", id, err)
 	}
 	if len(found) == 0 {
@@ -168,15 +225,15 @@ func (s *Service) Load(ctx context.Context, id string) (*Details, error) {
 
 // List reads up to limit sales whose id is greater than after, in the order of their ids.
 func (s *Service) List(ctx context.Context, after string, limit int) ([]*Details, error) {
-	var found []store.Activity
-	if err := s.st.DB(ctx).Where("id > ?", after).Order("id").Limit(limit).Find(&found).Error; err != nil {
+	var found []stored
+	if err := s.st.DB(ctx).Raw("SELECT "+columns+" FROM activities WHERE id > ? ORDER BY id LIMIT ?", after, limit).Scan(&found).Error; err != nil {
 		return nil, fmt.Errorf("list activities: %w", err)
 	}
 	return s.complete(ctx, found)
 }
 
 // complete adds items and pools: three statements, however many sales.
-func (s *Service) complete(ctx context.Context, rows []store.Activity) ([]*Details, error) {
+func (s *Service) complete(ctx context.Context, rows []stored) ([]*Details, error) {
 	if len(rows) == 0 {
 		return nil, nil
 	}
@@ -185,7 +242,7 @@ func (s *Service) complete(ctx context.Context, rows []store.Activity) ([]*Detai
 	byID := map[string]*Details{}
 	for i := range rows {
 		ids[i] = rows[i].ID
-		out[i] = &Details{Activity: rows[i]}
+		out[i] = &Details{Activity: rows[i].Activity, Problem: rows[i].problem()}
 		byID[ids[i]] = out[i]
 	}
 	var items []store.ActivityItem
@@ -244,7 +301,7 @@ func (s *Service) added(ctx context.Context, ids []string) (map[store.Pool]int64
 
 // Levels reads what Redis has left, sku → pool → units; a missing key is absent.
 func (s *Service) Levels(ctx context.Context, d *Details) (map[string]map[string]int, error) {
-	a, err := d.Stock()
+	a, err := s.Outline(ctx, d)
 	if err != nil {
 		return nil, err
 	}

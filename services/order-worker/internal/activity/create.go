@@ -156,11 +156,10 @@ func fromInventory(ctx context.Context, tx *store.Tx, id, sku, pool string) (uni
 // samePlan compares what is stored with a plan: as values, so that another spelling of a time or of
 // a duration is the same plan.
 func samePlan(d *Details, plan sale.Sale) (bool, error) {
-	stored, err := d.Plan()
-	if err != nil {
-		return false, err
+	if d.Problem != "" {
+		return false, nil
 	}
-	a, err := normal(stored)
+	a, err := normal(d.Plan())
 	if err != nil {
 		return false, err
 	}

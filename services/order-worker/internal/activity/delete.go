@@ -20,15 +20,11 @@ func (s *Service) Delete(ctx context.Context, id string, by audit.Actor) error {
 	if err != nil {
 		return err
 	}
-	plan, err := d.Plan()
-	if err != nil {
-		return err
-	}
 	err = s.st.InTx(ctx, func(tx *store.Tx) error {
 		if err := deleteTx(ctx, tx, id); err != nil {
 			return err
 		}
-		return audit.Write(ctx, tx, by, audit.Entry{Action: "activity.delete", Subject: id, Result: "deleted", Before: plan})
+		return audit.Write(ctx, tx, by, audit.Entry{Action: "activity.delete", Subject: id, Result: "deleted", Before: d.Plan()})
 	})
 	if err != nil {
 		return fmt.Errorf("delete activity %s: %w", id, err)
@@ -96,7 +92,7 @@ func deleteTx(ctx context.Context, tx *store.Tx, id string) error {
 
 // forget lets Redis treat the sale like one that is over: marker and hash go by themselves.
 func (s *Service) forget(ctx context.Context, d *Details) error {
-	a, err := d.Stock()
+	a, err := s.Outline(ctx, d)
 	if err != nil {
 		return err
 	}

@@ -45,14 +45,10 @@ func (s *Service) Edit(ctx context.Context, plan sale.Sale, by audit.Actor) (d *
 			return err
 		}
 		changed = true
-		before, err := was.Plan()
-		if err != nil {
-			return err
-		}
 		if err := editTx(ctx, tx, was, row, plan, number+1); err != nil {
 			return err
 		}
-		return audit.Write(ctx, tx, by, audit.Entry{Action: "activity.edit", Subject: plan.ID, Result: "edited", Before: before, After: plan})
+		return audit.Write(ctx, tx, by, audit.Entry{Action: "activity.edit", Subject: plan.ID, Result: "edited", Before: was.Plan(), After: plan})
 	})
 	if err != nil {
 		return nil, false, fmt.Errorf("edit activity %s: %w", plan.ID, err)

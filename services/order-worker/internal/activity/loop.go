@@ -99,7 +99,7 @@ func Bounded(ctx context.Context, f func(context.Context) error) error {
 
 // due says that it is time to warm a sale that was planned ahead.
 func (s *Service) due(d *Details, now time.Time) bool {
-	return s.cfg.WarmBefore > 0 && d.WarmWinner == 0 && !d.Shadow && d.CreatedAt.Before(d.StartsAt) &&
+	return s.cfg.WarmBefore > 0 && d.Problem == "" && d.WarmWinner == 0 && !d.Shadow && d.CreatedAt.Before(d.StartsAt) &&
 		now.After(d.StartsAt.Add(-s.cfg.WarmBefore)) && now.Before(d.EndsAt)
 }
 
@@ -108,7 +108,11 @@ func (s *Service) due(d *Details, now time.Time) bool {
 func (s *Service) tend(ctx context.Context, d *Details, seen map[string]time.Time) (warm bool, err error) {
 	a, err := d.Stock()
 	if err != nil {
-		return false, err
+		// A pause that did not reach Redis still has to, where the sale can be sold.
+		if d.WarmWinner > 0 {
+			err = errors.Join(err, s.PushPaused(ctx, d.ID))
+		}
+		return d.WarmWinner > 0, err
 	}
 	if err := s.redis.Announce(ctx, a); err != nil {
 		return false, fmt.Errorf("announce activity %s: %w", d.ID, err)

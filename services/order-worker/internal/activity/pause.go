@@ -21,7 +21,7 @@ func (s *Service) SetPaused(ctx context.Context, id string, paused bool, by audi
 		changed = false
 		var state string
 		var now bool
-		err := tx.QueryRowContext(ctx, "SELECT state, paused FROM activities WHERE id = ? FOR UPDATE", id).Scan(&state, &now)
+		err := tx.QueryRowContext(ctx, "SELECT state, paused <> 0 FROM activities WHERE id = ? FOR UPDATE", id).Scan(&state, &now)
 		switch {
 		case errors.Is(err, sql.ErrNoRows):
 			return ErrNotFound
@@ -67,7 +67,7 @@ func (s *Service) PushPaused(ctx context.Context, id string) error {
 		return err
 	}
 	for {
-		a, err := d.Stock()
+		a, err := s.Outline(ctx, d)
 		if err != nil {
 			return err
 		}

@@ -24,6 +24,14 @@ type WarmResult struct {
 // Warm brings a sale's stock into Redis and opens it (R9). It is safe to call again, from anywhere,
 // at once: live stock is never overwritten, and a warm-up that died half-way is finished.
 func (s *Service) Warm(ctx context.Context, id string, by audit.Actor) (WarmResult, error) {
+	// No number, and no state, of what cannot be told to Redis.
+	d, err := s.Load(ctx, id)
+	if err == nil {
+		_, err = d.Stock()
+	}
+	if err != nil {
+		return WarmResult{}, fmt.Errorf("warm activity %s: %w", id, err)
+	}
 	for try := 0; ; try++ {
 		r, err := s.warmOnce(ctx, id, by)
 		if !errors.Is(err, errOvertaken) {

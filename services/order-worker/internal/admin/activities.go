@@ -13,12 +13,10 @@ import (
 	"seckill/services/order-worker/internal/activity"
 )
 
-func toActivity(d *activity.Details) (adminapi.Activity, error) {
-	plan, err := d.Plan()
-	if err != nil {
-		return adminapi.Activity{}, err
+func toActivity(d *activity.Details) adminapi.Activity {
+	return adminapi.Activity{
+		Sale: d.Plan(), State: d.State, Paused: d.Paused, WarmNumber: d.WarmWinner, Epoch: d.Epoch, CreatedAt: d.CreatedAt, Problem: d.Problem,
 	}
-	return adminapi.Activity{Sale: plan, State: d.State, Paused: d.Paused, WarmNumber: d.WarmWinner, Epoch: d.Epoch, CreatedAt: d.CreatedAt}, nil
 }
 
 func (s *Server) createActivity(w http.ResponseWriter, r *http.Request) error {
@@ -31,10 +29,7 @@ func (s *Server) createActivity(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out, err := toActivity(d)
-	if err != nil {
-		return err
-	}
+	out := toActivity(d)
 	w.Header().Set("Location", "/admin/v1/activities/"+d.ID)
 	if existed {
 		return WriteJSON(w, http.StatusOK, out)
@@ -55,10 +50,7 @@ func (s *Server) editActivity(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out, err := toActivity(d)
-	if err != nil {
-		return err
-	}
+	out := toActivity(d)
 	return WriteJSON(w, http.StatusOK, adminapi.EditResult{Activity: out, Changed: changed})
 }
 
@@ -85,11 +77,7 @@ func (s *Server) activityPage(ctx context.Context, cursor string, limit int) (ad
 		out.NextCursor = found[limit-1].ID
 	}
 	for _, d := range found {
-		a, err := toActivity(d)
-		if err != nil {
-			return out, err
-		}
-		out.Activities = append(out.Activities, a)
+		out.Activities = append(out.Activities, toActivity(d))
 	}
 	return out, nil
 }
@@ -99,19 +87,12 @@ func (s *Server) showActivity(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out, err := s.withRedis(r.Context(), d)
-	if err != nil {
-		return err
-	}
-	return WriteJSON(w, http.StatusOK, out)
+	return WriteJSON(w, http.StatusOK, s.withRedis(r.Context(), d))
 }
 
 // withRedis adds what Redis says. What MySQL says is worth showing even when Redis does not answer.
-func (s *Server) withRedis(ctx context.Context, d *activity.Details) (adminapi.Activity, error) {
-	out, err := toActivity(d)
-	if err != nil {
-		return out, err
-	}
+func (s *Server) withRedis(ctx context.Context, d *activity.Details) adminapi.Activity {
+	out := toActivity(d)
 	out.Redis = &adminapi.ActivityRedis{}
 	switch now, err := s.deps.Activities.InRedis(ctx, d.ID); {
 	case errors.Is(err, stock.ErrActivityNotFound):
@@ -120,7 +101,7 @@ func (s *Server) withRedis(ctx context.Context, d *activity.Details) (adminapi.A
 	default:
 		*out.Redis = adminapi.ActivityRedis{Announced: true, Warm: now.Warm, Opened: now.Opened, Paused: now.Paused, Ended: now.Ended}
 	}
-	return out, nil
+	return out
 }
 
 func (s *Server) deleteActivity(w http.ResponseWriter, r *http.Request) error {

@@ -251,15 +251,11 @@ func (c *console) activity(r *http.Request) (string, string, any, error) {
 	if err != nil {
 		return "", "", nil, err
 	}
-	a, err := c.s.withRedis(r.Context(), d)
-	if err != nil {
-		return "", "", nil, err
-	}
 	stock, err := c.stock(r.Context(), d)
 	return "activity", "Activity " + d.ID, struct {
 		Activity adminapi.Activity
 		Stock    []adminapi.StockRow
-	}{a, stock}, err
+	}{c.s.withRedis(r.Context(), d), stock}, err
 }
 
 func (c *console) stock(ctx context.Context, d *activity.Details) ([]adminapi.StockRow, error) {

@@ -50,7 +50,7 @@ func toProblem(err error) *Problem {
 		return NewProblem(http.StatusNotFound, adminapi.CodeActivityNotFound, "there is no such activity")
 	case errors.Is(err, activity.ErrExists):
 		return NewProblem(http.StatusConflict, adminapi.CodeActivityExists, "an activity with this id exists and is another one")
-	case errors.Is(err, activity.ErrState), errors.Is(err, activity.ErrOpReused):
+	case errors.Is(err, activity.ErrState), errors.Is(err, activity.ErrDamaged), errors.Is(err, activity.ErrOpReused):
 		return NewProblem(http.StatusConflict, adminapi.CodeConflict, err.Error())
 	case errors.Is(err, deadletter.ErrNotFound):
 		return NewProblem(http.StatusNotFound, adminapi.CodeLetterNotFound, "there is no such dead letter")

@@ -96,8 +96,16 @@ func New(cfg Config, st *store.Store, redis *stock.Client, sales *activity.Servi
 // Request asks for a rebuild of a sale that is warm and not settled, and stops the sale in the same
 // transaction. One that is under way is joined. Run carries it out.
 func (s *Service) Request(ctx context.Context, id string, by audit.Actor) (adminapi.Rebuild, error) {
+	// A damaged sale cannot be written, and would be kept from being settled.
+	d, err := s.sales.Load(ctx, id)
+	if err == nil {
+		_, err = d.Stock()
+	}
+	if err != nil {
+		return adminapi.Rebuild{}, fmt.Errorf("rebuild activity %s: %w", id, err)
+	}
 	joined := false
-	err := s.st.InTx(ctx, func(tx *store.Tx) error {
+	err = s.st.InTx(ctx, func(tx *store.Tx) error {
 		joined = false
 		state, paused, err := lockActivity(ctx, tx, id)
 		if err != nil {
@@ -142,7 +150,7 @@ func (s *Service) Request(ctx context.Context, id string, by audit.Actor) (admin
 }
 
 func lockActivity(ctx context.Context, tx *store.Tx, id string) (state string, paused bool, err error) {
-	err = tx.QueryRowContext(ctx, "SELECT state, paused FROM activities WHERE id = ? FOR UPDATE", id).Scan(&state, &paused)
+	err = tx.QueryRowContext(ctx, "SELECT state, paused <> 0 FROM activities WHERE id = ? FOR UPDATE", id).Scan(&state, &paused)
 	if errors.Is(err, sql.ErrNoRows) {
 		return "", false, activity.ErrNotFound
 	}

@@ -208,7 +208,7 @@ func (s *Service) totalsAgree(ctx context.Context, id string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	a, err := d.Stock()
+	a, err := s.sales.Outline(ctx, d)
 	if err != nil {
 		return false, err
 	}
@@ -315,7 +315,7 @@ type row struct {
 
 func (p *pass) run(ctx context.Context) error {
 	var err error
-	if p.a, err = p.d.Stock(); err != nil {
+	if p.a, err = p.s.sales.Outline(ctx, p.d); err != nil {
 		return err
 	}
 	if err := p.read(ctx); err != nil {

@@ -157,7 +157,11 @@ func (r *Relay) Walk(ctx context.Context) (int, error) {
 	var errs []error
 	live := map[bucket]bool{}
 	for _, s := range r.sales {
-		for n := range max(1, s.Buckets) {
+		buckets := s.Buckets
+		if buckets < 1 || buckets > order.MaxBuckets {
+			buckets = order.MaxBuckets // a damaged row: whichever there may be
+		}
+		for n := range buckets {
 			b := bucket{s.ID, n}
 			live[b] = true
 			stats, err := r.stock.OutboxStats(ctx, b.activity, b.number)

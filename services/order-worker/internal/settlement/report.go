@@ -71,7 +71,7 @@ func (s *Service) tally(ctx context.Context, id string) (adminapi.Report, error)
 	}
 	defer func() { _ = tx.Rollback() }() // read only
 	var row store.Activity
-	if err := tx.DB().Where("id = ?", id).Take(&row).Error; err != nil {
+	if err := tx.DB().Select("state", "currency", "starts_at", "ends_at").Where("id = ?", id).Take(&row).Error; err != nil {
 		return r, fmt.Errorf("read activity %s: %w", id, err)
 	}
 	if r.At, err = tx.Now(ctx); err != nil {

@@ -168,7 +168,7 @@ func (s *Service) begin(ctx context.Context, id string) error {
 }
 
 func (s *Service) mark(ctx context.Context, d *activity.Details) error {
-	a, err := d.Stock()
+	a, err := s.sales.Outline(ctx, d)
 	if err != nil {
 		return err
 	}
@@ -352,7 +352,7 @@ func (s *Service) settle(ctx context.Context, id string) error {
 	case store.ActivityDraft, store.ActivityWarmed:
 		return errNotEnded
 	}
-	a, err := d.Stock()
+	a, err := s.sales.Outline(ctx, d)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errBefore, err)
 	}
@@ -425,7 +425,7 @@ const copiesApart = 500 * time.Millisecond
 func (s *Service) fence(ctx context.Context, id string) (n uint64, err error) {
 	err = s.st.InTx(ctx, func(tx *store.Tx) error {
 		n = 0
-		res, err := tx.ExecContext(ctx, "UPDATE activities SET fencing = fencing + 1, updated_at = UTC_TIMESTAMP(6) WHERE id = ? "+
+		res, err := tx.ExecContext(ctx, "UPDATE activities SET fencing = GREATEST(fencing, 0) + 1, updated_at = UTC_TIMESTAMP(6) WHERE id = ? "+
 			"AND updated_at <= UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND", id, copiesApart.Microseconds())
 		if err != nil {
 			return fmt.Errorf("take fencing number: %w", err)

@@ -87,7 +87,7 @@ func closed(r *rig.Rig, id string, sold, returned int64) adminapi.Report {
 	if err != nil {
 		r.T.Fatal(err)
 	}
-	a, err := d.Stock()
+	a, err := r.Activities.Outline(ctx, d)
 	if err != nil {
 		r.T.Fatal(err)
 	}
@@ -138,6 +138,108 @@ func closed(r *rig.Rig, id string, sold, returned int64) adminapi.Report {
 		r.T.Errorf("report: %+v", rep)
 	}
 	return rep
+}
+
+// Somebody has written nonsense into a sale's row. It can be paused and ended, and is settled; the list
+// names what is wrong, and the other sales go on.
+func TestADamagedSaleIsStoppedAndSettled(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		set  string
+		says string
+	}{
+		"fallback": {"region_fallback = 'oops'", "region_fallback: "},
+		"list":     {"region_fallback = '[1]', qualification = 'some'", "qualification is \"some\""},
+		"numbers":  {"paused = 7, epoch = -1, warm_number = -2, fencing = -3", "paused is 7; epoch is -1; warm_number is -2; fencing is -3"},
+		"buckets":  {"buckets = 0", "buckets is 0"},
+		"many":     {"buckets = 2147483647", "buckets is 2147483647"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := rig.New(t, rig.Options{Ends: quick})
+			call := func(method, path string, out any) {
+				t.Helper()
+				if code, p := r.Call(rig.OperatorToken, method, "/admin/v1/activities"+path, nil, out); code >= 300 {
+					t.Fatalf("%s %s: %d %+v", method, path, code, p)
+				}
+			}
+			for _, id := range []string{"sale", "timed", "other"} {
+				plan := rig.Plan(id, map[string]int{"national": 40})
+				plan.Buckets, plan.PaymentTimeout = 4, "1s"
+				plan.EndsAt = time.Now().Add(time.Hour).Format(time.RFC3339)
+				r.Sell(plan)
+			}
+			r.ConsumeOrders()
+			r.ConsumeRollbacks()
+			publish(r, r.MustBuy("sale", "early"))
+			r.Exec("UPDATE activities SET " + c.set + " WHERE id IN ('sale', 'timed')")
+
+			var list adminapi.ActivityList
+			call(http.MethodGet, "", &list)
+			for _, a := range list.Activities {
+				if broken := a.ID != "other"; broken != strings.Contains(a.Problem, c.says) || !broken && a.Problem != "" {
+					t.Errorf("%s: problem %q", a.ID, a.Problem)
+				}
+			}
+			if len(list.Activities) != 3 {
+				t.Errorf("%d activities", len(list.Activities))
+			}
+			call(http.MethodGet, "/sale", nil)
+			call(http.MethodGet, "/sale/stock", nil)
+			for _, verb := range []string{"/warm", "/rebuild"} {
+				if code, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/activities/sale"+verb, struct{}{}, nil); code != http.StatusConflict || !strings.Contains(p.Detail, c.says) {
+					t.Errorf("%s: %d %+v", verb, code, p)
+				}
+			}
+			call(http.MethodPost, "/sale/pause", nil)
+			for i := range 12 {
+				if _, err := r.Buy("sale", fmt.Sprintf("p%d", i), 1); !errors.Is(err, stock.ErrPaused) {
+					t.Fatalf("bought while it is paused: %v", err)
+				}
+			}
+			if res, err := r.Reconciler.Reconcile(short(t), "sale", false); err != nil || res.DriftUnits != 0 {
+				t.Errorf("reconcile: %+v %v", res, err)
+			}
+			call(http.MethodPost, "/sale/end", nil)
+			r.Exec("UPDATE activities SET ends_at = UTC_TIMESTAMP(6) WHERE id IN ('timed', 'other')")
+			if err := r.Ends.Schedule(short(t)); err != nil {
+				t.Errorf("schedule: %v", err)
+			}
+			for _, id := range []string{"sale", "timed", "other"} {
+				for i := range 12 {
+					if _, err := r.Buy(id, fmt.Sprintf("l%d", i), 1); !errors.Is(err, stock.ErrEnded) {
+						t.Fatalf("bought of %s after the end: %v", id, err)
+					}
+				}
+			}
+			r.Go(r.Ends.Run)
+			for _, id := range []string{"sale", "timed", "other"} {
+				becomes(r, id, "closed")
+			}
+			for _, id := range []string{"sale", "timed", "other"} {
+				closed(r, id, 0, 40)
+			}
+		})
+	}
+}
+
+// The loops go on with the others, and a pause that Redis has missed reaches a damaged sale as well.
+func TestADamagedSaleHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{})
+	r.Sell(rig.Plan("broken", map[string]int{"national": 4}))
+	r.Exec("UPDATE activities SET region_fallback = 'oops', paused = 1 WHERE id = 'broken'")
+	r.Sell(rig.Plan("other", map[string]int{"national": 4}))
+	r.Exec("UPDATE activities SET paused = 1 WHERE id = 'other'")
+	r.Go(r.Activities.Run)
+	for _, id := range []string{"broken", "other"} {
+		testkit.Eventually(t, 20*time.Second, func() error {
+			if _, err := r.Buy(id, "buyer", 1); !errors.Is(err, stock.ErrPaused) {
+				return fmt.Errorf("buying from %s: %w", id, err)
+			}
+			return nil
+		})
+	}
 }
 
 // An end by the operator while orders are paid, unpaid and cancelled: payable orders keep their time,

@@ -12,7 +12,7 @@ import (
 
 // Sale is what the persist path has to know of an activity: what the plan fixed before it was warmed.
 type Sale struct {
-	Activity Activity
+	Activity Activity // id, state and limit only: what else a row holds is no reason to keep an order waiting
 	Pools    map[Pool]bool
 
 	read time.Time
@@ -43,7 +43,7 @@ func (c *Catalogue) Sale(ctx context.Context, id string) (*Sale, error) {
 		return s, nil
 	}
 	s = &Sale{Pools: map[Pool]bool{}, read: time.Now()}
-	err := c.st.DB(ctx).Where("id = ?", id).Take(&s.Activity).Error
+	err := c.st.DB(ctx).Select("id", "state", "per_user_limit").Where("id = ?", id).Take(&s.Activity).Error
 	if errors.Is(err, gorm.ErrRecordNotFound) {
 		return nil, nil //nolint:nilnil // documented: an unknown sale is nil
 	}

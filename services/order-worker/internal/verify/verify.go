@@ -81,7 +81,7 @@ func (v *Verifier) Verify(ctx context.Context, id string) (adminapi.VerifyResult
 	if err != nil {
 		return res, err
 	}
-	a, err := d.Stock()
+	a, err := v.sales.Outline(ctx, d)
 	if err != nil {
 		return res, err
 	}

@@ -254,10 +254,10 @@ func planTable(s sale.Sale) Table {
 }
 
 func activityTable(all ...adminapi.Activity) Table {
-	t := Table{Header: []string{"id", "state", "starts_at", "ends_at", "units", "buckets", "shadow", "name"}}
+	t := Table{Header: []string{"id", "state", "starts_at", "ends_at", "units", "buckets", "shadow", "name", "problem"}}
 	for _, a := range all {
 		t.Rows = append(t.Rows, []string{
-			a.ID, a.State, a.StartsAt, a.EndsAt, i64(a.Units()), strconv.Itoa(a.Buckets), strconv.FormatBool(a.Shadow), short(a.Name, 40),
+			a.ID, a.State, a.StartsAt, a.EndsAt, i64(a.Units()), strconv.Itoa(a.Buckets), strconv.FormatBool(a.Shadow), short(a.Name, 40), a.Problem,
 		})
 	}
 	return t
