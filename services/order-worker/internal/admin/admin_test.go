@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"regexp"
 	"slices"
@@ -54,6 +55,39 @@ func TestEveryCallIsDocumented(t *testing.T) {
 		if cells := strings.Split(row, " |"); len(cells) < 3 || (strings.TrimSpace(cells[1]) == "v") != (route.Role == admin.Viewer) {
 			t.Errorf("%s %s for a %s: %q", route.Method, route.Path, route.Role, row)
 		}
+	}
+}
+
+// Letters are looked for by text of any language, in errors and bodies.
+func TestLettersAreFoundInAnyLanguage(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{})
+	for i, text := range []string{"用户 中文", "größe", "plain"} {
+		r.Exec("INSERT INTO dead_letters (dedupe_key, message_id, routing_key, source_queue, class, error, attempt, activity_id, order_id, body, headers, state, created_at, updated_at) "+
+			"VALUES (?, ?, 'k', 'q', 'conflict', ?, 1, 'sale', 'sale-0-X', ?, '{}', 'open', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))", fmt.Sprint(i), "m-"+text, "e "+text, "b "+text)
+	}
+	for q, want := range map[string]int{"中": 1, "b 用户": 1, "größe": 1, "m-gr": 1, "нет": 0, "sale-0": 3} {
+		var got adminapi.DeadLetterList
+		var groups adminapi.DeadLetterGroups
+		var job adminapi.ReplayJob
+		for _, c := range []struct {
+			method, path string
+			in, out      any
+		}{
+			{http.MethodGet, "dead-letters?q=" + url.QueryEscape(q), nil, &got},
+			{http.MethodGet, "dead-letters/groups?q=" + url.QueryEscape(q), nil, &groups},
+			{http.MethodPost, "replay-jobs", adminapi.ReplayRequest{LetterSelection: adminapi.LetterSelection{Filter: &adminapi.LetterFilter{Query: q}}, DryRun: true}, &job},
+		} {
+			if status, p := r.Call(rig.OperatorToken, c.method, "/admin/v1/"+c.path, c.in, c.out); status != http.StatusOK {
+				t.Errorf("%s: %d %+v", c.path, status, p)
+			}
+		}
+		if len(got.DeadLetters) != want || (len(groups.Groups) > 0) != (want > 0) || job.Matched != want {
+			t.Errorf("%s: %d letters, %d groups, %d matched, want %d", q, len(got.DeadLetters), len(groups.Groups), job.Matched, want)
+		}
+	}
+	if status, p := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/dead-letters?q=%ff", nil, nil); status != http.StatusBadRequest || !strings.Contains(p.Detail, "q ") {
+		t.Errorf("%d %+v", status, p)
 	}
 }
 
@@ -131,6 +165,51 @@ func TestAdminAPI(t *testing.T) {
 		} {
 			if status, p := r.Call(rig.OperatorToken, c.method, c.path, c.body, nil); status != c.status || p.Code != c.code || p.Type != "/problems/"+c.code {
 				t.Errorf("%s %s %.40v: %d %+v, want %d %s", c.method, c.path, c.body, status, p, c.status, c.code)
+			}
+		}
+		// What MySQL would refuse to compare with its columns of ids.
+		for _, kind := range []struct{ name, code string }{
+			{"activities", adminapi.CodeActivityNotFound}, {"orders", adminapi.CodeOrderNotFound}, {"payments", adminapi.CodePaymentNotFound},
+			{"dead-letters", adminapi.CodeLetterNotFound}, {"replay-jobs", adminapi.CodeJobNotFound}, {"nosuch", adminapi.CodeNotFound},
+		} {
+			for _, route := range []string{"GET ", "DELETE ", "POST warm", "POST pause", "POST end", "GET report", "GET verify", "POST reconcile", "POST rebuild", "GET rebuild",
+				"GET stock", "POST stock", "POST qualifications", "POST cancel", "POST refund", "POST settle-refund"} {
+				method, verb, _ := strings.Cut(route, " ")
+				path := strings.TrimSuffix("/admin/v1/"+kind.name+"/ä/"+verb, "/")
+				if status, p := r.Call(rig.OperatorToken, method, path, "{}", nil); status != 404 || p.Code != kind.code {
+					t.Errorf("%s %s: %d %+v", method, path, status, p)
+				}
+			}
+		}
+		if status, p := r.Call(rig.OperatorToken, http.MethodGet, "/admin/v1/rehearsals/ä/progress", nil, nil); status != 404 || p.Code != adminapi.CodeNotFound {
+			t.Errorf("%d %+v", status, p)
+		}
+		for path, fields := range map[string]string{
+			"activities": "limit cursor", "orders": "limit cursor activity_id status user_id", "orders/paid": "after limit", "payments": "cursor status order_id",
+			"dead-letters": "cursor state class queue activity_id order_id", "dead-letters/groups": "state class queue activity_id order_id",
+			"replay-jobs": "limit", "audit": "cursor",
+		} {
+			for _, field := range strings.Fields(fields) {
+				for _, value := range []string{"中", "%ff", "%F0%9F%98%80"} {
+					status, p := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/"+path+"?"+field+"="+value, nil, nil)
+					if status != 400 || p.Code != adminapi.CodeInvalidRequest || !strings.Contains(p.Detail, field) {
+						t.Errorf("%s of %s: %d %+v", field, path, status, p)
+					}
+				}
+			}
+		}
+		for _, field := range []string{"state", "class", "queue", "activity_id", "order_id"} {
+			for path, body := range map[string]string{"replay-jobs": `{"filter":{"%s":"中"}}`, "dead-letters/discard": `{"filter":{"%s":"中"},"reason":"r"}`} {
+				status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/"+path, fmt.Sprintf(body, field), nil)
+				if status != 400 || p.Code != adminapi.CodeInvalidRequest || field != "state" && !strings.Contains(p.Detail, field) {
+					t.Errorf("%s in %s: %d %+v", field, path, status, p)
+				}
+			}
+		}
+		for _, path := range []string{"audit?actor=中", "audit?action=中", "audit?target=中"} {
+			var none adminapi.AuditList
+			if status, p := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/"+path, nil, &none); status != 200 || len(none.Entries) > 0 {
+				t.Errorf("%s: %d %+v", path, status, p)
 			}
 		}
 		// A number that is not there is not 0, and the answer names it.

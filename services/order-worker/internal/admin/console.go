@@ -73,6 +73,10 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
 	h.Set("Referrer-Policy", "same-origin")
+	if p := foreign(r); p != nil {
+		c.fail(w, r, p)
+		return
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), defaultTimeout)
 	defer cancel()
 	c.mux.ServeHTTP(w, r.WithContext(ctx))

@@ -121,6 +121,11 @@ func TestConsole(t *testing.T) {
 		t.Error("no style")
 	}
 
+	for path, want := range map[string]int{"/console/activities/ä": 404, "/console?cursor=ä": 400, "/console/dead-letters?class=ä": 400, "/console/dead-letters?q=ä": 200} {
+		if status, _, _ := tess.do(http.MethodGet, path, nil, nil); status != want {
+			t.Errorf("%s: %d, want %d", path, status, want)
+		}
+	}
 	form := tess.csrf("/console/activities/sale")
 	if status, _, _ := tess.do(http.MethodPost, "/console/activities/sale/warm", url.Values{"csrf": {"x"}}, nil); status != http.StatusForbidden {
 		t.Errorf("without the form's proof: %d", status)

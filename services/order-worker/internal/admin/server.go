@@ -16,12 +16,14 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	strict "github.com/go-json-experiment/json"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"seckill/pkg/adminapi"
 	"seckill/pkg/messaging"
+	"seckill/pkg/order"
 	"seckill/pkg/stock"
 	"seckill/services/order-worker/internal/activity"
 	"seckill/services/order-worker/internal/audit"
@@ -181,7 +183,41 @@ func (s *Server) enter(w http.ResponseWriter, r *http.Request, requestID string)
 	}
 	actor := audit.Actor{Name: who.Name, Role: string(who.Role), Remote: remote(r), RequestID: requestID}
 	r = r.WithContext(context.WithValue(r.Context(), actorKey{}, actor))
+	if p := foreign(r); p != nil {
+		s.writeProblem(w, r, p)
+		return
+	}
 	s.mux.ServeHTTP(w, r)
+}
+
+// freeText are parameters that are looked for in text, or shown, of any language.
+var freeText = map[string]bool{"q": true, "actor": true, "action": true, "target": true, "said": true} //nolint:gochecknoglobals // a constant
+
+// foreign answers requests for what no id, name or number can be, instead of MySQL, which refuses to compare it.
+func foreign(r *http.Request) *Problem {
+	if !order.ASCII(r.URL.Path) {
+		for _, kind := range []struct{ name, code, what string }{
+			{"/activities/", adminapi.CodeActivityNotFound, "activity"}, {"/orders/", adminapi.CodeOrderNotFound, "order"},
+			{"/payments/", adminapi.CodePaymentNotFound, "payment"}, {"/dead-letters/", adminapi.CodeLetterNotFound, "dead letter"},
+			{"/replay-jobs/", adminapi.CodeJobNotFound, "replay job"},
+		} {
+			if strings.HasPrefix(r.URL.Path, "/admin/v1"+kind.name) || strings.HasPrefix(r.URL.Path, "/console"+kind.name) {
+				return NewProblem(http.StatusNotFound, kind.code, "there is no such "+kind.what)
+			}
+		}
+		return NewProblem(http.StatusNotFound, adminapi.CodeNotFound, "there is nothing at this path")
+	}
+	for name, values := range r.URL.Query() {
+		for _, v := range values {
+			switch {
+			case freeText[name] && !utf8.ValidString(v):
+				return invalid(name + " is not UTF-8")
+			case !freeText[name] && !order.ASCII(v):
+				return invalid(name + " has other characters than ASCII")
+			}
+		}
+	}
+	return nil
 }
 
 // remote is the address a request comes from, without its port.

@@ -5,33 +5,51 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
+	"unicode/utf8"
 
 	"gorm.io/gorm"
 
 	"seckill/pkg/adminapi"
+	"seckill/pkg/order"
 	"seckill/services/order-worker/internal/store"
 )
 
-func where(q *gorm.DB, f adminapi.LetterFilter) *gorm.DB {
-	for _, c := range []struct{ column, value string }{
-		{"state", f.State}, {"class", f.Class}, {"source_queue", f.Queue}, {"activity_id", f.ActivityID}, {"order_id", f.OrderID},
+func where(q *gorm.DB, f adminapi.LetterFilter) (*gorm.DB, error) {
+	for _, c := range []struct{ name, column, value string }{
+		{"state", "state", f.State}, {"class", "class", f.Class}, {"queue", "source_queue", f.Queue},
+		{"activity_id", "activity_id", f.ActivityID}, {"order_id", "order_id", f.OrderID},
 	} {
+		if !order.ASCII(c.value) {
+			return nil, fmt.Errorf("%w: %s has other characters than ASCII", ErrSelection, c.name)
+		}
 		if c.value != "" {
 			q = q.Where(c.column+" = ?", c.value)
 		}
 	}
+	if !utf8.ValidString(f.Query) {
+		return nil, fmt.Errorf("%w: q is not UTF-8", ErrSelection)
+	}
 	if f.Query != "" {
 		// INSTR knows no wildcards; a body is bytes, and so is what is looked for in it.
-		q = q.Where("(INSTR(error, ?) > 0 OR INSTR(order_id, ?) > 0 OR INSTR(message_id, ?) > 0 OR INSTR(body, CAST(? AS BINARY)) > 0)",
-			f.Query, f.Query, f.Query, f.Query)
+		text := "INSTR(error, ?) > 0 OR INSTR(message_id, ?) > 0 OR INSTR(body, CAST(? AS BINARY)) > 0"
+		args := []any{f.Query, f.Query, f.Query}
+		if order.ASCII(f.Query) {
+			// MySQL refuses to look for anything else in an ASCII column.
+			text, args = text+" OR INSTR(order_id, ?) > 0", append(args, f.Query)
+		}
+		q = q.Where("("+text+")", args...)
 	}
-	return q
+	return q, nil
 }
 
 // List reads letters, newest first, with ids below before (0: from the newest). Bodies and headers
 // are left out.
 func (s *Service) List(ctx context.Context, f adminapi.LetterFilter, before int64, limit int) ([]adminapi.DeadLetter, error) {
-	q := where(s.st.DB(ctx), f).Omit("body", "headers").Order("id DESC").Limit(limit)
+	q, err := where(s.st.DB(ctx), f)
+	if err != nil {
+		return nil, err
+	}
+	q = q.Omit("body", "headers").Order("id DESC").Limit(limit)
 	if before > 0 {
 		q = q.Where("id < ?", before)
 	}
@@ -74,9 +92,13 @@ func (s *Service) Groups(ctx context.Context, f adminapi.LetterFilter) ([]admina
 		N                                int64
 		Oldest, Newest                   time.Time
 	}
+	q, err := where(s.st.DB(ctx).Model(&store.DeadLetter{}), f)
+	if err != nil {
+		return nil, err
+	}
 	// Errors of one kind differ in the ids they name; what stands before the first quote or digit
 	// is alike.
-	err := where(s.st.DB(ctx).Model(&store.DeadLetter{}), f).
+	err = q.
 		Select(`state, class, source_queue, TRIM(REGEXP_SUBSTR(error, '^[^"0-9]*')) AS alike, COUNT(*) AS n, MIN(created_at) AS oldest, MAX(updated_at) AS newest`).
 		Group("state, class, source_queue, alike").Order("n DESC").Limit(1000).Scan(&rows).Error
 	if err != nil {

@@ -46,7 +46,7 @@ func open(q *gorm.DB, sel adminapi.LetterSelection) (*gorm.DB, error) {
 	case sel.Filter.State != "" && sel.Filter.State != store.LetterOpen:
 		return nil, fmt.Errorf("%w: only open letters can be taken", ErrSelection)
 	}
-	return where(q, *sel.Filter), nil
+	return where(q, *sel.Filter)
 }
 
 // Preview says what a replay of the selection would take and what that would come to.
