@@ -91,6 +91,38 @@ func TestLettersAreFoundInAnyLanguage(t *testing.T) {
 	}
 }
 
+// The audit of a long list of ids has room for their count only. A payment is found by its transaction.
+func TestLongListsAndSinglePayments(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{})
+	ids := make([]int64, 100_000)
+	for i := range ids {
+		ids[i] = int64(100_000 + i)
+	}
+	var job adminapi.ReplayJob
+	sel := adminapi.ReplayRequest{LetterSelection: adminapi.LetterSelection{IDs: ids}}
+	if status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/replay-jobs", sel, &job); status != http.StatusCreated {
+		t.Errorf("%d %+v", status, p)
+	}
+	if n := r.Count(`SELECT COUNT(*) FROM operator_audit WHERE subject = ? AND detail LIKE '%"ids_count":100000%'`, job.ID); n != 1 {
+		t.Errorf("%d audit rows", n)
+	}
+	sel.IDs = append(sel.IDs, 1)
+	if status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/replay-jobs", sel, nil); status != http.StatusBadRequest || p.Code != adminapi.CodeInvalidRequest {
+		t.Errorf("%d %+v", status, p)
+	}
+	for _, id := range []string{"t1", "t2"} {
+		r.Exec("INSERT INTO payments (transaction_id, order_id, amount_minor, currency, status, reason, received_at, created_at, updated_at) "+
+			"VALUES (?, 'sale-0-X', 1, 'CNY', 'kept', '', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))", id)
+	}
+	for query, want := range map[string]int{"": 2, "?transaction_id=t1": 1, "?transaction_id=nosuch": 0, "?transaction_id=": 0} {
+		var l adminapi.PaymentList
+		if status, p := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/payments"+query, nil, &l); status != http.StatusOK || len(l.Payments) != want {
+			t.Errorf("%q: %d %+v %+v", query, status, p, l)
+		}
+	}
+}
+
 // One rig for everything that only needs the API: it is the servers' schemas and vhosts that cost.
 func TestAdminAPI(t *testing.T) {
 	t.Parallel()
@@ -185,7 +217,7 @@ func TestAdminAPI(t *testing.T) {
 			t.Errorf("%d %+v", status, p)
 		}
 		for path, fields := range map[string]string{
-			"activities": "limit cursor", "orders": "limit cursor activity_id status user_id", "orders/paid": "after limit", "payments": "cursor status order_id",
+			"activities": "limit cursor", "orders": "limit cursor activity_id status user_id", "orders/paid": "after limit", "payments": "cursor status order_id transaction_id",
 			"dead-letters": "cursor state class queue activity_id order_id", "dead-letters/groups": "state class queue activity_id order_id",
 			"replay-jobs": "limit", "audit": "cursor",
 		} {

@@ -43,6 +43,9 @@ func (s *Server) listPayments(w http.ResponseWriter, r *http.Request) error {
 		}
 		q = q.Where("order_id = ?", id)
 	}
+	if query := r.URL.Query(); query.Has("transaction_id") {
+		q = q.Where("transaction_id = ?", query.Get("transaction_id"))
+	}
 	if cursor != "" {
 		q = q.Where("transaction_id > ?", cursor)
 	}

@@ -2,6 +2,7 @@ package deadletter
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -124,7 +125,7 @@ func (s *Service) Replay(ctx context.Context, sel adminapi.LetterSelection, by a
 			}
 		}
 		return audit.Write(ctx, tx, by, audit.Entry{
-			Action: "dead_letter.replay", Subject: id, Result: "claimed", After: map[string]any{"selection": sel, "letters": len(ids)},
+			Action: "dead_letter.replay", Subject: id, Result: "claimed", After: map[string]any{"selection": json.RawMessage(filter), "letters": len(ids)},
 		})
 	})
 	if err != nil {

@@ -376,6 +376,13 @@ func (c *Client) Payments(ctx context.Context, status, orderID, cursor string, l
 	return l, err
 }
 
+// Payment finds a payment; the list is empty if there is none.
+func (c *Client) Payment(ctx context.Context, transaction string) (l adminapi.PaymentList, err error) {
+	// Always there: without it the answer would be another payment.
+	_, err = c.Do(ctx, http.MethodGet, "/admin/v1/payments", url.Values{"transaction_id": {transaction}}, nil, &l)
+	return l, err
+}
+
 // SettleRefund notes that the money of a payment has been sent back; repeating it changes nothing.
 func (c *Client) SettleRefund(ctx context.Context, transaction, reason string) (r adminapi.SettleRefundResult, err error) {
 	_, err = c.Do(ctx, http.MethodPost, "/admin/v1/payments/"+url.PathEscape(transaction)+"/settle-refund", nil, adminapi.SettleRefundRequest{Reason: reason}, &r)

@@ -107,6 +107,7 @@ func TestWrongFlagsAreNamed(t *testing.T) {
 			{"stock", "add", "a", "--sku", "s", "--pool", "p", "--quantity", "010"}, {"inventory", "set", "--sku", "s", "--pool", "p", "--quantity", "0x10", "--yes"},
 		},
 		"--status": {{"order", "list", "a", "--status", "foo"}, {"payment", "list", "--status", "foo"}},
+		"--state":  {{"dead", "list", "--state", "foo"}},
 		"--reason": {
 			{"activity", "end", "a", "--reason", "", "--yes"}, {"order", "cancel", "x", "--reason", " ", "--yes"}, {"order", "refund", "x", "--reason", "", "--yes"},
 			{"payment", "settle-refund", "t", "--reason", "", "--yes"}, {"dead", "discard", "--all", "--reason", "", "--yes"},
@@ -120,6 +121,26 @@ func TestWrongFlagsAreNamed(t *testing.T) {
 			if r := ctl(t, env, "", false, args...); r.code != command.CodeUsage || !strings.Contains(r.err, flag) || r.out != "" {
 				t.Errorf("%q: %+v does not name %s", args, r, flag)
 			}
+		}
+	}
+}
+
+// A dry run looks before it says what would be done.
+func TestADryRunOfASettlementLooksAtThePayment(t *testing.T) {
+	t.Parallel()
+	for status, want := range map[string]run{
+		"":                        {command.CodeNothing, "", "no payment t"},
+		adminapi.PaymentRefundDue: {command.CodeDone, "", "would settle payment t"},
+		adminapi.PaymentSettled:   {command.CodeDone, "", "settled before, by ann"},
+		adminapi.PaymentApplied:   {command.CodeError, "", "is applied"},
+	} {
+		var l adminapi.PaymentList
+		if status != "" {
+			l.Payments = []adminapi.Payment{{TransactionID: "t", Status: status, SettledBy: "ann"}}
+		}
+		r := served(t, map[string]any{"GET payments": l}, "payment", "settle-refund", "t", "--reason", "r", "--dry-run")
+		if r.code != want.code || r.out != "" || !strings.Contains(r.err, want.err) {
+			t.Errorf("%q: %+v", status, r)
 		}
 	}
 }

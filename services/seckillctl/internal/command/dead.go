@@ -76,6 +76,11 @@ func deadList(env *Env) *cobra.Command {
 			if limit < 0 {
 				return usagef("limit must not be negative")
 			}
+			switch l.filter.State {
+			case "", adminapi.LetterOpen, adminapi.LetterClaimed, adminapi.LetterSent, adminapi.LetterResolved, adminapi.LetterDiscarded:
+			default:
+				return usagef("--state %q: one of open, claimed, sent, resolved, discarded", l.filter.State)
+			}
 			c, err := env.Client()
 			if err != nil {
 				return err

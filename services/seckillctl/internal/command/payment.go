@@ -1,11 +1,13 @@
 package command
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/spf13/cobra"
 
 	"seckill/pkg/adminapi"
+	"seckill/services/seckillctl/internal/adminclient"
 )
 
 func paymentCommand(env *Env) *cobra.Command {
@@ -55,15 +57,14 @@ func paymentCommand(env *Env) *cobra.Command {
 			if err := env.Confirm("note that the money of payment " + args[0] + " has been sent back"); err != nil {
 				return err
 			}
-			if env.DryRun {
-				env.Say("would settle payment %s", args[0])
-				return nil
-			}
 			c, err := env.Client()
 			if err != nil {
 				return err
 			}
 			defer c.Close()
+			if env.DryRun {
+				return wouldSettle(cmd.Context(), env, c, args[0])
+			}
 			r, err := c.SettleRefund(cmd.Context(), args[0], reason)
 			if err != nil {
 				return fmt.Errorf("settle payment %s: %w", args[0], err)
@@ -79,6 +80,25 @@ func paymentCommand(env *Env) *cobra.Command {
 	settle.Flags().StringVar(&reason, "reason", "", "why, or the provider's reference; kept with the payment and in the audit")
 	_ = settle.MarkFlagRequired("reason")
 	return group("payment", "Payments and refunds that are due", list, settle)
+}
+
+func wouldSettle(ctx context.Context, env *Env, c *adminclient.Client, transaction string) error {
+	l, err := c.Payment(ctx, transaction)
+	if err != nil {
+		return fmt.Errorf("look at payment %s: %w", transaction, err)
+	}
+	if len(l.Payments) == 0 {
+		return &ExitError{Code: CodeNothing, Err: fmt.Errorf("there is no payment %s", transaction)}
+	}
+	switch status := l.Payments[0].Status; status {
+	case adminapi.PaymentRefundDue:
+		env.Say("would settle payment %s", transaction)
+	case adminapi.PaymentSettled:
+		env.Say("payment %s had been settled before, by %s", transaction, l.Payments[0].SettledBy)
+	default:
+		return fmt.Errorf("no refund is due: payment %s is %s", transaction, status)
+	}
+	return nil
 }
 
 func paymentTable(all ...adminapi.Payment) Table {
