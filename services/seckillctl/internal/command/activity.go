@@ -112,6 +112,7 @@ func activityCommand(env *Env) *cobra.Command {
 					break
 				}
 			}
+			sayProblems(env, all...)
 			return env.Print(all, activityTable(all...))
 		},
 	}
@@ -127,6 +128,7 @@ func activityCommand(env *Env) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("show activity %s: %w", args[0], err)
 			}
+			sayProblems(env, a)
 			return env.Print(a, activityTable(a))
 		},
 	}
@@ -253,11 +255,20 @@ func planTable(s sale.Sale) Table {
 	return t
 }
 
+// sayProblems tells of rows that somebody has written into, beside the table.
+func sayProblems(env *Env, all ...adminapi.Activity) {
+	for _, a := range all {
+		if a.Problem != "" {
+			env.Say("the row of activity %s is damaged: %s", a.ID, a.Problem)
+		}
+	}
+}
+
 func activityTable(all ...adminapi.Activity) Table {
-	t := Table{Header: []string{"id", "state", "starts_at", "ends_at", "units", "buckets", "shadow", "name", "problem"}}
+	t := Table{Header: []string{"id", "state", "starts_at", "ends_at", "units", "buckets", "shadow", "name"}}
 	for _, a := range all {
 		t.Rows = append(t.Rows, []string{
-			a.ID, a.State, a.StartsAt, a.EndsAt, i64(a.Units()), strconv.Itoa(a.Buckets), strconv.FormatBool(a.Shadow), short(a.Name, 40), a.Problem,
+			a.ID, a.State, a.StartsAt, a.EndsAt, i64(a.Units()), strconv.Itoa(a.Buckets), strconv.FormatBool(a.Shadow), short(a.Name, 40),
 		})
 	}
 	return t
