@@ -49,7 +49,7 @@ func Refuses(err error) bool {
 
 // ours finds the name of one of our tables in an error message.
 var ours = regexp.MustCompile(`\.(activities|activity_items|activity_stock|inventory|orders|payments|stock_ledger|compensations|user_holdings|` +
-	`qualifications|dead_letters|replay_jobs|replay_items|operator_audit|paid_orders|feed_positions|rebuilds|rebuild_barriers)['` + "`" + `]`)
+	`qualifications|dead_letters|replay_jobs|replay_items|operator_audit|paid_orders|feed_positions|rebuilds|rebuild_barriers|schema_migrations)['` + "`" + `]`)
 
 // Each does things in batches of up to limit, each batch a transaction that do opens and commits. What
 // MySQL refuses is found by halving, so that it holds up nobody else; any other error says nothing of

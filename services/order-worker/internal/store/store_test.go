@@ -562,6 +562,20 @@ func TestErrorsAreToldApart(t *testing.T) {
 	}
 }
 
+// A table of ours that is not there is the server's trouble: nobody's order is to blame.
+func TestNoTableOfOursIsBlamedOnAnOrder(t *testing.T) {
+	s, _ := migrated(t, store.Config{})
+	var tables []string
+	if err := s.DB(t.Context()).Raw("SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()").Scan(&tables).Error; err != nil || len(tables) < 10 {
+		t.Fatalf("%v %v", tables, err)
+	}
+	for _, name := range tables {
+		if store.Refuses(&mysql.MySQLError{Number: 1146, SQLState: [5]byte([]byte("42S02")), Message: "Table 'shop." + name + "' doesn't exist"}) {
+			t.Errorf("%s is taken for a table of somebody else", name)
+		}
+	}
+}
+
 // O24: on an unsigned column the guard itself would raise 1690. Selling the very last piece leaves 0.
 func TestStockGuardSellsTheLastPieceAndNoMore(t *testing.T) {
 	s, _ := migrated(t, store.Config{})
