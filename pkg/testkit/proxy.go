@@ -1,6 +1,7 @@
 package testkit
 
 import (
+	"bytes"
 	"net"
 	"sync"
 	"testing"
@@ -17,6 +18,7 @@ type Proxy struct {
 
 	mu     sync.Mutex
 	mode   proxyMode
+	marker []byte        // what a connection must have sent for its replies to be dropped; empty: all are
 	change chan struct{} // closed and replaced when mode changes
 	conns  map[*proxyConn]struct{}
 }
@@ -33,6 +35,7 @@ const (
 
 type proxyConn struct {
 	client, server net.Conn
+	marked         bool // it has sent the marker
 	lossy          bool // bytes of it were thrown away
 }
 
@@ -67,8 +70,19 @@ func (p *Proxy) Cut() { p.set(proxyCut) }
 // Stall keeps connections open, accepts new ones, and forwards nothing in either direction.
 func (p *Proxy) Stall() { p.set(proxyStall) }
 
-// DropReplies forwards what clients send and throws away what the target answers.
-func (p *Proxy) DropReplies() { p.set(proxyDropReplies) }
+// DropReplies forwards what clients send and throws away what the target answers, new connections'
+// greetings included: a client that has to make one never gets as far as its command.
+func (p *Proxy) DropReplies() { p.DropRepliesAfter("") }
+
+// DropRepliesAfter drops the replies of those connections only that send marker from now on, and from
+// that moment: the command with the marker reaches the target for certain, and its answer is lost. The
+// marker must be short enough for one segment.
+func (p *Proxy) DropRepliesAfter(marker string) {
+	p.mu.Lock()
+	p.marker = []byte(marker)
+	p.mu.Unlock()
+	p.set(proxyDropReplies)
+}
 
 // Resume forwards again. Stalled connections go on where they were; those that have lost replies
 // are reset, since what would come next could not be understood.
@@ -146,7 +160,7 @@ func (p *Proxy) copy(c *proxyConn, dst, src net.Conn, reply bool) {
 	for {
 		n, err := src.Read(buf)
 		if n > 0 {
-			if !p.pass(c, reply) {
+			if !p.pass(c, buf[:n], reply) {
 				if p.isClosed() {
 					return
 				}
@@ -167,22 +181,25 @@ func (p *Proxy) isClosed() bool {
 }
 
 // pass says whether what was read may go on, waiting while the proxy is stalled.
-func (p *Proxy) pass(c *proxyConn, reply bool) bool {
+func (p *Proxy) pass(c *proxyConn, read []byte, reply bool) bool {
 	for {
 		p.mu.Lock()
 		mode, change := p.mode, p.change
-		if mode == proxyDropReplies && reply {
-			c.lossy = true
+		if mode == proxyDropReplies {
+			if !reply && bytes.Contains(read, p.marker) {
+				c.marked = true
+			}
+			if reply && (c.marked || len(p.marker) == 0) {
+				c.lossy = true
+			}
 		}
 		lossy := c.lossy
 		p.mu.Unlock()
 		switch mode {
 		case proxyStall:
 			<-change
-		case proxyForward:
+		case proxyForward, proxyDropReplies:
 			return !(reply && lossy)
-		case proxyDropReplies:
-			return !reply
 		default:
 			return false
 		}

@@ -239,6 +239,16 @@ func TestProxyCutsStallsAndDropsReplies(t *testing.T) {
 	p.Resume()
 	d.gone()
 	dial().want("y", "y")
+
+	p.DropRepliesAfter("lose this")
+	e, f := dial(), dial()
+	e.want("e", "e")
+	e.say("please lose this")
+	e.silent()
+	f.want("f", "f")
+	p.Resume()
+	e.gone()
+	f.want("g", "g")
 }
 
 type talker struct {
