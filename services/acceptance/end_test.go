@@ -391,7 +391,6 @@ func (s *stack) remembered(w *wrong, activity string, rows []row) {
 func (s *stack) harvest(activity string) []string {
 	s.t.Helper()
 	kinds := map[string][]string{}
-	users := map[string]string{}
 	var all []string
 	for _, region := range []string{"national", "beijing"} {
 		for _, kind := range []string{"paid", "paid", "refunded", "cancelled", "late", "unpaid", "unpaid"} {
@@ -401,18 +400,17 @@ func (s *stack) harvest(activity string) []string {
 				s.t.Fatalf("buy in %s: %d %s %v", region, r.Status, r.Body, r.Err)
 			}
 			all = append(all, r.OrderID)
-			users[r.OrderID] = user
 			kinds[kind] = append(kinds[kind], r.OrderID)
-			// Paid at once, so that a slow machine does not make them late: a payment may come before
-			// its order (R5).
-			if kind == "paid" || kind == "refunded" {
+			// Paid or cancelled at once, so that a slow machine does not make them late: a payment and
+			// a cancel may come before their order (R5, R18).
+			switch kind {
+			case "paid", "refunded":
 				s.mustPay(r.OrderID)
+			case "cancelled", "late":
+				if r := s.cancel(r.OrderID, user); !r.accepted() {
+					s.t.Fatalf("cancel: %d %s", r.Status, r.Body)
+				}
 			}
-		}
-	}
-	for _, id := range slices.Concat(kinds["cancelled"], kinds["late"]) {
-		if r := s.cancel(id, users[id]); !r.accepted() {
-			s.t.Fatalf("cancel: %d %s", r.Status, r.Body)
 		}
 	}
 	for _, id := range slices.Concat(kinds["paid"], kinds["refunded"]) {
@@ -685,13 +683,18 @@ func TestEnd_DatabaseAwayDuringTheRollback(t *testing.T) {
 			t.Fatalf("buy: %d %s %v", r.Status, r.Body, r.Err)
 		}
 		ids = append(ids, r.OrderID)
-	}
-	for _, id := range ids[:6] {
-		s.mustPay(id)
+		if i < 6 {
+			s.mustPay(r.OrderID)
+		}
 	}
 	for _, id := range ids[:6] {
 		s.becomes(id, "paid")
 	}
+	last := s.buyIn(0, sale, "away-last", "national")
+	if !last.accepted() {
+		t.Fatalf("buy: %d %s %v", last.Status, last.Body, last.Err)
+	}
+	ids = append(ids, last.OrderID)
 	s.endNow(sale)
 	s.mysql.Cut()
 	away := time.After(30 * time.Second) // the outage itself
@@ -699,7 +702,7 @@ func TestEnd_DatabaseAwayDuringTheRollback(t *testing.T) {
 	for _, id := range ids[6:9] {
 		s.mustPay(id)
 	}
-	if r := s.cancel(ids[9], "away-9"); !r.accepted() {
+	if r := s.cancel(last.OrderID, "away-last"); !r.accepted() {
 		t.Errorf("cancel: %d %s", r.Status, r.Body)
 	}
 	<-away

@@ -61,31 +61,31 @@ func TestEnd_RegionPoolsAndALostStockKey(t *testing.T) {
 		}
 		return r
 	}
-	for i := range 9 {
-		want := "beijing"
-		if i >= 6 {
-			want = "national"
-		}
-		if r := buy(fmt.Sprintf("b%d", i), "beijing"); !r.accepted() || r.Pool != want {
-			t.Fatalf("beijing's buyer %d: %d %s", i, r.Status, r.Body)
-		}
-	}
-	for i := range 6 {
-		want := "shanghai"
-		if i >= 4 {
-			want = "national"
-		}
-		if r := buy(fmt.Sprintf("t%d", i), "tibet"); !r.accepted() || r.Pool != want {
-			t.Fatalf("tibet's buyer %d: %d %s", i, r.Status, r.Body)
-		}
-	}
 	// Of each pool one is paid, one paid and refunded, one cancelled, and the rest runs out.
 	var refunded []string
-	for _, pool := range []string{"beijing", "shanghai", "national"} {
-		s.mustPay(from[pool][0].id)
-		s.mustPay(from[pool][1].id)
-		refunded = append(refunded, from[pool][1].id)
-		if r := s.cancel(from[pool][2].id, from[pool][2].user); !r.accepted() {
+	first := func(user, region, pool string) {
+		t.Helper()
+		r := buy(user, region)
+		if !r.accepted() || r.Pool != pool {
+			t.Fatalf("buyer %s in %s: %d %s", user, region, r.Status, r.Body)
+		}
+		switch len(from[pool]) {
+		case 1:
+			s.mustPay(r.OrderID)
+		case 2:
+			s.mustPay(r.OrderID)
+			refunded = append(refunded, r.OrderID)
+		}
+	}
+	for i := range 9 {
+		first(fmt.Sprintf("b%d", i), "beijing", map[bool]string{true: "beijing", false: "national"}[i < 6])
+	}
+	for i := range 6 {
+		first(fmt.Sprintf("t%d", i), "tibet", map[bool]string{true: "shanghai", false: "national"}[i < 4])
+	}
+	for pool := range units {
+		youngest := from[pool][len(from[pool])-1]
+		if r := s.cancel(youngest.id, youngest.user); !r.accepted() {
 			t.Errorf("cancel: %d %s", r.Status, r.Body)
 		}
 	}
@@ -298,7 +298,7 @@ func TestEnd_RefundsBeforeAndAfter(t *testing.T) {
 func TestO05_WarmAgainWhileSelling(t *testing.T) {
 	t.Parallel()
 	s := newStack(t, options{apis: 2, workers: 2})
-	sale := s.sell(100, 1, time.Minute)
+	sale := s.sell(100, 1, 15*time.Minute)
 	s.known(0, sale)
 	s.known(1, sale)
 	ids := s.crowd(sale, "o05", 40)
@@ -426,7 +426,7 @@ func TestO10_RedisIsFull(t *testing.T) {
 func TestO27_CancelledManyTimesAndTheEnd(t *testing.T) {
 	t.Parallel()
 	s := newStack(t, options{apis: 2, workers: 2, workerEnv: fastEnds(nil)})
-	sale := s.open(map[string]int{"national": 5}, 5*time.Second, nil)
+	sale := s.open(map[string]int{"national": 5}, 15*time.Second, nil)
 	s.known(0, sale)
 	s.known(1, sale)
 	id := s.mustBuy(sale, "o27")
@@ -535,7 +535,7 @@ func ahead(t testing.TB, by time.Duration) string {
 }
 
 // O28: at the edges of the window, on two replicas, one of which runs 90 s ahead: the clock that counts is
-// Redis'. An order of the last second whose message is held back until long after the end still becomes
+// Redis'. An order of the last seconds whose message is held back until long after the end still becomes
 // an order and is paid; the end returns only what nobody holds.
 func TestO28_OpeningAndClosingTime(t *testing.T) {
 	t.Parallel()
@@ -547,8 +547,8 @@ func TestO28_OpeningAndClosingTime(t *testing.T) {
 	}
 	var starts, ends time.Time
 	sale := s.open(map[string]int{"national": 20}, time.Minute, func(p *sale.Sale) {
-		starts = time.Now().Add(6 * time.Second).Truncate(time.Millisecond)
-		ends = starts.Add(6 * time.Second)
+		starts = time.Now().Add(20 * time.Second).Truncate(time.Millisecond)
+		ends = starts.Add(10 * time.Second)
 		p.StartsAt, p.EndsAt = starts.UTC().Format(time.RFC3339Nano), ends.UTC().Format(time.RFC3339Nano)
 	})
 	s.known(0, sale)
@@ -557,8 +557,10 @@ func TestO28_OpeningAndClosingTime(t *testing.T) {
 		var state struct {
 			Time time.Time `json:"server_time"`
 		}
+		before := time.Now()
 		r := s.call(http.MethodGet, s.api(i)+"/v1/activities/"+sale, "", nil, "")
-		if err := json.Unmarshal([]byte(r.Body), &state); err != nil || time.Since(state.Time).Abs() > 3*time.Second {
+		// Early by at most the second that its reading of Redis' clock may be old, and its way there.
+		if err := json.Unmarshal([]byte(r.Body), &state); err != nil || state.Time.Before(before.Add(-3*time.Second)) || state.Time.After(time.Now().Add(3*time.Second)) {
 			t.Errorf("replica %d says that it is %s (%v)", i, state.Time, err)
 		}
 	}
@@ -568,9 +570,9 @@ func TestO28_OpeningAndClosingTime(t *testing.T) {
 		at   time.Time
 		want string // code; "" is accepted
 	}{
-		{"S-1s", starts.Add(-time.Second), "activity_not_started"},
+		{"S-4s", starts.Add(-4 * time.Second), "activity_not_started"},
 		{"S", starts.Add(5 * time.Millisecond), ""},
-		{"E-1s", ends.Add(-time.Second), ""},
+		{"E-4s", ends.Add(-4 * time.Second), ""},
 		{"E", ends.Add(5 * time.Millisecond), "activity_ended"},
 		{"E+1s", ends.Add(time.Second), "activity_ended"},
 	} {

@@ -16,7 +16,7 @@ import (
 
 // quickRebuild shortens what a rebuild waits for, to a little more than the api's publish deadline.
 func quickRebuild() map[string]string {
-	return map[string]string{"SECKILL_REBUILD_PUBLISH_WAIT": "2500ms", "SECKILL_REBUILD_INTERVAL": "200ms", "SECKILL_RECONCILE_INTERVAL": "5s"}
+	return map[string]string{"SECKILL_REBUILD_PUBLISH_WAIT": "5500ms", "SECKILL_REBUILD_INTERVAL": "200ms", "SECKILL_RECONCILE_INTERVAL": "5s"}
 }
 
 // O04, R10: 40 of 100 are sold, 15 of these are on their way to MySQL, and Redis loses everything. Buyers

@@ -115,7 +115,8 @@ func (s *stack) life(n int) (activity string, ids []string) {
 		case 0, 1:
 			s.mustPay(id)
 		case 2:
-			if r := s.cancel(id, user); !r.accepted() {
+			// On a busy machine its second may be over before.
+			if r := s.cancel(id, user); !r.accepted() && r.Code != "order_not_cancellable" {
 				s.t.Errorf("cancel: %d %s", r.Status, r.Body)
 			}
 		}

@@ -129,6 +129,7 @@ func newStack(t testing.TB, o options) *stack {
 		// Several tests at once on a small machine, race detector on: a slow answer is not what most
 		// of them are about.
 		env["SECKILL_REDIS_READ_TIMEOUT"], env["SECKILL_CHECKOUT_REDIS_TIMEOUT"] = "3s", "4s"
+		env["SECKILL_CHECKOUT_PUBLISH_TIMEOUT"] = "5s"
 		maps.Copy(env, o.apiEnv)
 		s.apis = append(s.apis, newProcess(t, "order-api-"+strconv.Itoa(i), built.api, env["SECKILL_METRICS_ADDR"], env))
 	}
@@ -434,6 +435,20 @@ func (s *stack) mustBuy(activity, user string) string {
 	return r.OrderID
 }
 
+// insist buys one unit with the same key until the answer is an order, as a buyer's button does.
+func (s *stack) insist(activity, user string) (id string) {
+	s.t.Helper()
+	testkit.Eventually(s.t, within, func() error {
+		r := s.buy(0, activity, user, "k", 1)
+		if !r.accepted() {
+			return fmt.Errorf("buy as %s: %d %s %v", user, r.Status, r.Body, r.Err)
+		}
+		id = r.OrderID
+		return nil
+	})
+	return id
+}
+
 func (s *stack) look(id, user string) reply {
 	return s.call(http.MethodGet, s.api(0)+"/v1/orders/"+id, user, nil, "")
 }
@@ -481,7 +496,22 @@ func signed(body string) map[string]string {
 	id, ts := "msg_"+strconv.FormatInt(time.Now().UnixNano(), 36), strconv.FormatInt(time.Now().Unix(), 10)
 	mac := hmac.New(sha256.New, []byte(hookKey))
 	mac.Write([]byte(id + "." + ts + "." + body))
-	return map[string]string{"webhook-id": id, "webhook-timestamp": ts, "webhook-signature": "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil))}
+	return map[string]string{
+		// For the HTTP client alone: it repeats a call whose idle connection the server has just closed.
+		"X-Idempotency-Key": id,
+		"webhook-id":        id, "webhook-timestamp": ts, "webhook-signature": "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil)),
+	}
+}
+
+// paidOrDue waits until a payment has been decided: its order is paid, or it is due for refund.
+func (s *stack) paidOrDue(id string) {
+	s.t.Helper()
+	testkit.Eventually(s.t, within, func() error {
+		if paid, due := s.status(id) == "paid", s.due(id); paid == due {
+			return fmt.Errorf("order %s: paid %v, refund due %v", id, paid, due)
+		}
+		return nil
+	})
 }
 
 // --- the operator ---
