@@ -436,13 +436,16 @@ func TestFailedAttemptsDoNotMultiply(t *testing.T) {
 		if n := attempt(); n != 1 {
 			t.Errorf("a failed attempt comes back %d times", n)
 		}
-		if n := attempt(); n != 0 {
-			t.Errorf("its copy comes back %d times", n)
-		}
 		if n := r.Count("SELECT COUNT(*) FROM activities WHERE updated_at > UTC_TIMESTAMP(6) - INTERVAL 30 SECOND"); n != 1 {
 			t.Error("the scheduler does not know that somebody is at it")
 		}
+		// The copy comes just now, however long this machine has taken since.
+		r.Exec("UPDATE activities SET updated_at = UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE")
+		if n := attempt(); n != 0 {
+			t.Errorf("its copy comes back %d times", n)
+		}
 	}
+	r.Exec("UPDATE activities SET updated_at = UTC_TIMESTAMP(6) - INTERVAL 1 MINUTE")
 	if err := r.Redis.Del(short(t), lock).Err(); err != nil {
 		t.Fatal(err)
 	}
