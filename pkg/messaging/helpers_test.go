@@ -89,7 +89,7 @@ func broker(t testing.TB) string {
 			t.Error(err)
 			return
 		}
-		exchanges, queues, _ := layout([]time.Duration{time.Second, 3 * time.Second})
+		exchanges, queues, _ := layout([]time.Duration{time.Second, 3 * time.Second, 10 * time.Second})
 		queues = append(queues, queue{name: "small"}, queue{name: "test.queue"})
 		exchanges = append(exchanges, exchange{name: "test.exchange"})
 		for _, q := range queues {
