@@ -238,7 +238,14 @@ func TestHoldKeepsDeliveriesAndSpendsNoAttempt(t *testing.T) {
 	away.Store(true)
 	var l ledger
 	var holds atomic.Int64
-	stop := consume(t, c, ConsumerConfig{Queue: QueueOrders, BatchOrders: 4, BatchWait: 200 * time.Millisecond}, func(_ context.Context, b []Delivery) []Result {
+	var msgs []Message
+	for i := range 8 {
+		msgs = append(msgs, reserved1(i+1))
+	}
+	// All are there before anybody consumes, and a full batch does not wait: the first is of four.
+	must(t, c.Publish(t.Context(), ExchangeEvents, msgs...))
+	a.has(QueueOrders, len(msgs))
+	stop := consume(t, c, ConsumerConfig{Queue: QueueOrders, BatchOrders: 4, BatchWait: time.Minute}, func(_ context.Context, b []Delivery) []Result {
 		rs := done(len(b))
 		for i, d := range b {
 			if d.ID == reserved1(2).ID && away.Load() {
@@ -251,7 +258,6 @@ func TestHoldKeepsDeliveriesAndSpendsNoAttempt(t *testing.T) {
 		}
 		return rs
 	})
-	must(t, c.Publish(t.Context(), ExchangeEvents, reserved1(1), reserved1(2), reserved1(3), reserved1(4), reserved1(5)))
 	testkit.Eventually(t, 10*time.Second, func() error {
 		if holds.Load() < 2 || len(l.seen()) < 3 {
 			return errorf("%d holds, %v handled", holds.Load(), l.seen())
@@ -260,7 +266,7 @@ func TestHoldKeepsDeliveriesAndSpendsNoAttempt(t *testing.T) {
 	})
 	away.Store(false)
 	testkit.Eventually(t, 10*time.Second, func() error {
-		if n := len(l.seen()); n != 5 {
+		if n := len(l.seen()); n != len(msgs) {
 			return errorf("%d handled", n)
 		}
 		return nil
@@ -580,9 +586,10 @@ func TestStopFinishesWhatIsInHand(t *testing.T) {
 		msgs = append(msgs, reserved1(i))
 	}
 	must(t, c.Publish(t.Context(), ExchangeEvents, msgs...))
+	a.has(QueueOrders, len(msgs))
 	inHand, finish := make(chan struct{}), make(chan struct{})
 	var l ledger
-	stop := consume(t, c, ConsumerConfig{Queue: QueueOrders, BatchOrders: 5, BatchWait: 100 * time.Millisecond, Prefetch: 10}, func(ctx context.Context, b []Delivery) []Result {
+	stop := consume(t, c, ConsumerConfig{Queue: QueueOrders, BatchOrders: 5, BatchWait: time.Minute, Prefetch: 10_000, StopTimeout: time.Minute}, func(ctx context.Context, b []Delivery) []Result {
 		close(inHand) // a second batch would panic
 		<-finish
 		if ctx.Err() != nil {
@@ -594,11 +601,14 @@ func TestStopFinishesWhatIsInHand(t *testing.T) {
 		return rs
 	})
 	<-inHand
+	a.has(QueueOrders, 0) // the others are prefetched
 	ended := make(chan error, 1)
 	go func() { ended <- stop() }()
-	testkit.Eventually(t, 5*time.Second, func() error { // the broker no longer delivers to us
-		if s := c.State(); s.Consumers != 1 {
-			return errorf("%+v", s)
+	left := 15
+	testkit.Eventually(t, 10*time.Second, func() error {
+		must(t, c.Publish(t.Context(), ExchangeEvents, reserved1(100+left)))
+		if left++; a.depth(QueueOrders) == 0 {
+			return errors.New("the broker still delivers to us")
 		}
 		return nil
 	})
@@ -609,14 +619,13 @@ func TestStopFinishesWhatIsInHand(t *testing.T) {
 	if n := len(l.seen()); n != 5 {
 		t.Errorf("%d handled", n)
 	}
-	a.has(QueueOrders, 15)
+	a.has(QueueOrders, left)
 	a.has(QueueDead, 1)
 	if s := c.State(); s.Consumers != 0 || s.ConsumersUp != 0 {
 		t.Errorf("state %+v", s)
 	}
 
 	// One that only ends with its context.
-	began := time.Now()
 	busy := make(chan struct{}, 10)
 	stop = consume(t, c, ConsumerConfig{Queue: QueueOrders, StopTimeout: 300 * time.Millisecond}, func(ctx context.Context, b []Delivery) []Result {
 		busy <- struct{}{}
@@ -624,13 +633,14 @@ func TestStopFinishesWhatIsInHand(t *testing.T) {
 		return []Result{{Hold: ctx.Err()}}
 	})
 	<-busy
+	began := time.Now()
 	if err := stop(); !errors.Is(err, errLeft) {
 		t.Errorf("stop: %v", err)
 	}
-	if d := time.Since(began); d > 5*time.Second {
+	if d := time.Since(began); d > 10*time.Second { // half of the default
 		t.Errorf("stop took %s", d)
 	}
-	a.has(QueueOrders, 15)
+	a.has(QueueOrders, left)
 }
 
 const childURL = "SECKILL_MESSAGING_TEST_CHILD"
