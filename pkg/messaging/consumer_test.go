@@ -65,7 +65,7 @@ func TestMessagesArriveAsTheyWereSentAndAreAcknowledged(t *testing.T) {
 		msgs = append(msgs, m)
 	}
 	must(t, c.Publish(t.Context(), ExchangeEvents, msgs...))
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if n := len(l.seen()); n != 100 {
 			return errorf("%d handled", n)
 		}
@@ -258,14 +258,14 @@ func TestHoldKeepsDeliveriesAndSpendsNoAttempt(t *testing.T) {
 		}
 		return rs
 	})
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if holds.Load() < 2 || len(l.seen()) < 3 {
 			return errorf("%d holds, %v handled", holds.Load(), l.seen())
 		}
 		return nil
 	})
 	away.Store(false)
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if n := len(l.seen()); n != len(msgs) {
 			return errorf("%d handled", n)
 		}
@@ -306,7 +306,7 @@ func TestHoldLimitGivesDeliveriesBack(t *testing.T) {
 	})
 	must(t, c.Publish(t.Context(), ExchangeEvents, reserved1(1)))
 	// The copy comes out of the delay queue, is handled, and nothing is left anywhere.
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if !handled.Load() {
 			return errors.New("not handled yet")
 		}
@@ -356,7 +356,7 @@ func TestPanickingHandlerLosesOnlyTheCulprit(t *testing.T) {
 	})
 	must(t, c.Publish(t.Context(), ExchangeEvents, reserved1(1), OrderReserved([]orderT{anOrder(2), anOrder(3), anOrder(4)}), reserved1(5)))
 	a.has(QueueDead, 1)
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		got := l.seen()
 		slices.Sort(got)
 		want := []string{reserved1(1).ID, reserved1(2).ID, reserved1(4).ID, reserved1(5).ID}
@@ -401,7 +401,7 @@ func TestAfterRunsAgainWithoutTheHandler(t *testing.T) {
 		}}
 	})
 	must(t, c.Publish(t.Context(), ExchangeEvents, reserved1(1)))
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if afters.Load() < 3 {
 			return errorf("%d afters", afters.Load())
 		}
@@ -463,8 +463,8 @@ func TestConsumerComesBackAfterCancelAndCut(t *testing.T) {
 	up(t, c, 3)
 	handled := func(n int) {
 		t.Helper()
-		must(t, c.Publish(within(t, 5*time.Second), ExchangeEvents, reserved1(n)))
-		testkit.Eventually(t, 10*time.Second, func() error {
+		must(t, c.Publish(within(t, patience), ExchangeEvents, reserved1(n)))
+		testkit.Eventually(t, patience, func() error {
 			if !slices.Contains(l.seen(), reserved1(n).ID) {
 				return errorf("%d not handled", n)
 			}
@@ -502,12 +502,12 @@ func TestConsumerComesBackAfterCancelAndCut(t *testing.T) {
 	})
 	select {
 	case <-red:
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		t.Error("health stayed green when the queue was deleted")
 	}
 	up(t, c, 3)
 	<-watching
-	testkit.Eventually(t, 10*time.Second, func() error { return c.Publish(t.Context(), ExchangeEvents, reserved1(3))[0] })
+	testkit.Eventually(t, patience, func() error { return c.Publish(t.Context(), ExchangeEvents, reserved1(3))[0] })
 	handled(4)
 }
 
@@ -546,7 +546,7 @@ func TestPrefetchAndBatchAreBounded(t *testing.T) {
 		l.add(b)
 		return done(len(b))
 	})
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if inHand.Load() != 2 {
 			return errors.New("not both at work")
 		}
@@ -554,7 +554,7 @@ func TestPrefetchAndBatchAreBounded(t *testing.T) {
 	})
 	a.has(QueueOrders, 300-2*10)
 	close(gate)
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if n := len(l.seen()); n != 300 {
 			return errorf("%d handled", n)
 		}
@@ -605,7 +605,7 @@ func TestStopFinishesWhatIsInHand(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- stop() }()
 	left := 15
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		must(t, c.Publish(t.Context(), ExchangeEvents, reserved1(100+left)))
 		if left++; a.depth(QueueOrders) == 0 {
 			return errors.New("the broker still delivers to us")
@@ -680,7 +680,7 @@ func TestKillBetweenCopyAndAckDuplicatesAndLosesNothing(t *testing.T) {
 		l.add(b)
 		return done(len(b))
 	})
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if n := len(l.seen()); n != 2 {
 			return errorf("%d handled", n)
 		}
@@ -773,7 +773,7 @@ func TestDeliveryLimitIsReadFromTheBrokersHeaders(t *testing.T) {
 		if err != nil || len(parts) != 2 || parts[0].ID != reserved1(1).ID || parts[0].Headers["traceparent"] != "t-1" {
 			t.Errorf("split %+v %v", parts, err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Error("no dead letter")
 	}
 }
@@ -818,7 +818,7 @@ func TestDeadLetterIsNeverDeadLetteredAgain(t *testing.T) {
 		}
 		panic("at the end of its wits")
 	})
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if n := calls.Load(); n < 7 {
 			return errorf("called %d times", n)
 		}

@@ -25,7 +25,7 @@ func TestTopologyCanBeDeclaredTwiceAndByTwo(t *testing.T) {
 	c, other := start(t, quick(url)), start(t, quick(url))
 	errs := make(chan error, 4)
 	for _, x := range []*Client{c, c, other, other} {
-		go func() { errs <- x.Declare(within(t, 20*time.Second)) }()
+		go func() { errs <- x.Declare(within(t, patience)) }()
 	}
 	for range 4 {
 		if err := <-errs; err != nil {
@@ -77,7 +77,7 @@ func TestQueueWithOtherArgumentsIsNamedAndKept(t *testing.T) {
 				return nil
 			})
 			c := start(t, quick(url))
-			err := c.Declare(within(t, 10*time.Second))
+			err := c.Declare(within(t, patience))
 			var mismatch *TopologyMismatchError
 			if !errors.As(err, &mismatch) || !errors.Is(err, ErrTopology) {
 				t.Fatalf("declare: %v", err)
@@ -95,7 +95,7 @@ func TestQueueWithOtherArgumentsIsNamedAndKept(t *testing.T) {
 				_, err := ch.QueueDelete(delay.name, false, false, false)
 				return err
 			})
-			if err := c.Declare(within(t, 10*time.Second)); err != nil {
+			if err := c.Declare(within(t, patience)); err != nil {
 				t.Errorf("after the fix: %v", err)
 			}
 			if s := c.State(); s.Topology != TopologyOK {
@@ -111,7 +111,7 @@ func TestExchangeOfAnotherTypeIsNamed(t *testing.T) {
 	newAdmin(t, url).do(func(ch *amqp.Channel) error {
 		return ch.ExchangeDeclare(ExchangeDead, amqp.ExchangeDirect, true, false, false, false, nil)
 	})
-	err := start(t, quick(url)).Declare(within(t, 10*time.Second))
+	err := start(t, quick(url)).Declare(within(t, patience))
 	var mismatch *TopologyMismatchError
 	if !errors.As(err, &mismatch) || mismatch.Queue != ExchangeDead || mismatch.Argument != "type" || mismatch.Wanted != "fanout" || mismatch.Found != "direct" {
 		t.Errorf("declare: %v (%+v)", err, mismatch)
@@ -125,14 +125,14 @@ func TestCheckSeesWhatIsMissingAndWhenItComes(t *testing.T) {
 	if s := api.State(); s.Topology != TopologyUnknown {
 		t.Errorf("before the first look: %+v", s)
 	}
-	if err := api.Check(within(t, 10*time.Second)); !errors.Is(err, ErrTopology) {
+	if err := api.Check(within(t, patience)); !errors.Is(err, ErrTopology) {
 		t.Fatalf("check of an empty broker: %v", err)
 	}
 	if s := api.State(); s.Topology != TopologyMissing || s.TopologyError == nil {
 		t.Errorf("state %+v", s)
 	}
 	declared(t, quick(url))
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if s := api.State(); s.Topology != TopologyOK || s.TopologyError != nil {
 			return fmt.Errorf("state %+v", s)
 		}
@@ -143,10 +143,10 @@ func TestCheckSeesWhatIsMissingAndWhenItComes(t *testing.T) {
 		return err
 	})
 	// Both see it; the worker heals it.
-	if err := api.Check(within(t, 10*time.Second)); err != nil && !errors.Is(err, ErrTopology) {
+	if err := api.Check(within(t, patience)); err != nil && !errors.Is(err, ErrTopology) {
 		t.Error(err)
 	}
-	testkit.Eventually(t, 10*time.Second, func() error { return api.Check(t.Context()) })
+	testkit.Eventually(t, patience, func() error { return api.Check(t.Context()) })
 }
 
 // O18: a short delay does not wait behind a long one, and what leaves a delay queue keeps its routing
