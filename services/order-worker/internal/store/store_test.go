@@ -373,7 +373,9 @@ func TestTransactionsThatDeadlockStartAgainAsAWhole(t *testing.T) {
 		}
 	}
 	runs := make([]int, 2)
-	var wg sync.WaitGroup
+	var wg, both sync.WaitGroup
+	both.Add(2)
+	meet := make([]sync.Once, 2) // for one deadlock at least
 	for i, pools := range [][2]string{{"a", "b"}, {"b", "a"}} {
 		wg.Add(1)
 		go func() {
@@ -386,6 +388,7 @@ func TestTransactionsThatDeadlockStartAgainAsAWhole(t *testing.T) {
 							return fmt.Errorf("add: %w", err)
 						}
 						if j == 0 {
+							meet[i].Do(func() { both.Done(); both.Wait() })
 							if _, err := tx.ExecContext(context.Background(), "SELECT SLEEP(0.005)"); err != nil {
 								return err
 							}
