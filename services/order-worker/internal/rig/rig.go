@@ -410,7 +410,7 @@ func (r *Rig) Letter(orderOrMessage string) (store.DeadLetter, error) {
 func (r *Rig) Becomes(orderOrMessage, state string) store.DeadLetter {
 	r.T.Helper()
 	var l store.DeadLetter
-	testkit.Eventually(r.T, 20*time.Second, func() (err error) {
+	testkit.Eventually(r.T, 2*time.Minute, func() (err error) {
 		if l, err = r.Letter(orderOrMessage); err != nil {
 			return err
 		}
