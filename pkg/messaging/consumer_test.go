@@ -65,7 +65,7 @@ func TestMessagesArriveAsTheyWereSentAndAreAcknowledged(t *testing.T) {
 		msgs = append(msgs, m)
 	}
 	must(t, c.Publish(t.Context(), ExchangeEvents, msgs...))
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if n := len(l.seen()); n != 100 {
 			return errorf("%d handled", n)
 		}
@@ -238,7 +238,14 @@ func TestHoldKeepsDeliveriesAndSpendsNoAttempt(t *testing.T) {
 	away.Store(true)
 	var l ledger
 	var holds atomic.Int64
-	stop := consume(t, c, ConsumerConfig{Queue: QueueOrders, BatchOrders: 4, BatchWait: 200 * time.Millisecond}, func(_ context.Context, b []Delivery) []Result {
+	var msgs []Message
+	for i := range 8 {
+		msgs = append(msgs, reserved1(i+1))
+	}
+	// All are there before anybody consumes, and a full batch does not wait: the first is of four.
+	must(t, c.Publish(t.Context(), ExchangeEvents, msgs...))
+	a.has(QueueOrders, len(msgs))
+	stop := consume(t, c, ConsumerConfig{Queue: QueueOrders, BatchOrders: 4, BatchWait: time.Minute}, func(_ context.Context, b []Delivery) []Result {
 		rs := done(len(b))
 		for i, d := range b {
 			if d.ID == reserved1(2).ID && away.Load() {
@@ -251,16 +258,15 @@ func TestHoldKeepsDeliveriesAndSpendsNoAttempt(t *testing.T) {
 		}
 		return rs
 	})
-	must(t, c.Publish(t.Context(), ExchangeEvents, reserved1(1), reserved1(2), reserved1(3), reserved1(4), reserved1(5)))
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if holds.Load() < 2 || len(l.seen()) < 3 {
 			return errorf("%d holds, %v handled", holds.Load(), l.seen())
 		}
 		return nil
 	})
 	away.Store(false)
-	testkit.Eventually(t, 10*time.Second, func() error {
-		if n := len(l.seen()); n != 5 {
+	testkit.Eventually(t, patience, func() error {
+		if n := len(l.seen()); n != len(msgs) {
 			return errorf("%d handled", n)
 		}
 		return nil
@@ -300,7 +306,7 @@ func TestHoldLimitGivesDeliveriesBack(t *testing.T) {
 	})
 	must(t, c.Publish(t.Context(), ExchangeEvents, reserved1(1)))
 	// The copy comes out of the delay queue, is handled, and nothing is left anywhere.
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if !handled.Load() {
 			return errors.New("not handled yet")
 		}
@@ -350,7 +356,7 @@ func TestPanickingHandlerLosesOnlyTheCulprit(t *testing.T) {
 	})
 	must(t, c.Publish(t.Context(), ExchangeEvents, reserved1(1), OrderReserved([]orderT{anOrder(2), anOrder(3), anOrder(4)}), reserved1(5)))
 	a.has(QueueDead, 1)
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		got := l.seen()
 		slices.Sort(got)
 		want := []string{reserved1(1).ID, reserved1(2).ID, reserved1(4).ID, reserved1(5).ID}
@@ -395,7 +401,7 @@ func TestAfterRunsAgainWithoutTheHandler(t *testing.T) {
 		}}
 	})
 	must(t, c.Publish(t.Context(), ExchangeEvents, reserved1(1)))
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if afters.Load() < 3 {
 			return errorf("%d afters", afters.Load())
 		}
@@ -457,8 +463,8 @@ func TestConsumerComesBackAfterCancelAndCut(t *testing.T) {
 	up(t, c, 3)
 	handled := func(n int) {
 		t.Helper()
-		must(t, c.Publish(within(t, 5*time.Second), ExchangeEvents, reserved1(n)))
-		testkit.Eventually(t, 10*time.Second, func() error {
+		must(t, c.Publish(within(t, patience), ExchangeEvents, reserved1(n)))
+		testkit.Eventually(t, patience, func() error {
 			if !slices.Contains(l.seen(), reserved1(n).ID) {
 				return errorf("%d not handled", n)
 			}
@@ -496,12 +502,12 @@ func TestConsumerComesBackAfterCancelAndCut(t *testing.T) {
 	})
 	select {
 	case <-red:
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		t.Error("health stayed green when the queue was deleted")
 	}
 	up(t, c, 3)
 	<-watching
-	testkit.Eventually(t, 10*time.Second, func() error { return c.Publish(t.Context(), ExchangeEvents, reserved1(3))[0] })
+	testkit.Eventually(t, patience, func() error { return c.Publish(t.Context(), ExchangeEvents, reserved1(3))[0] })
 	handled(4)
 }
 
@@ -540,7 +546,7 @@ func TestPrefetchAndBatchAreBounded(t *testing.T) {
 		l.add(b)
 		return done(len(b))
 	})
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if inHand.Load() != 2 {
 			return errors.New("not both at work")
 		}
@@ -548,7 +554,7 @@ func TestPrefetchAndBatchAreBounded(t *testing.T) {
 	})
 	a.has(QueueOrders, 300-2*10)
 	close(gate)
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if n := len(l.seen()); n != 300 {
 			return errorf("%d handled", n)
 		}
@@ -580,9 +586,10 @@ func TestStopFinishesWhatIsInHand(t *testing.T) {
 		msgs = append(msgs, reserved1(i))
 	}
 	must(t, c.Publish(t.Context(), ExchangeEvents, msgs...))
+	a.has(QueueOrders, len(msgs))
 	inHand, finish := make(chan struct{}), make(chan struct{})
 	var l ledger
-	stop := consume(t, c, ConsumerConfig{Queue: QueueOrders, BatchOrders: 5, BatchWait: 100 * time.Millisecond, Prefetch: 10}, func(ctx context.Context, b []Delivery) []Result {
+	stop := consume(t, c, ConsumerConfig{Queue: QueueOrders, BatchOrders: 5, BatchWait: time.Minute, Prefetch: 10_000, StopTimeout: time.Minute}, func(ctx context.Context, b []Delivery) []Result {
 		close(inHand) // a second batch would panic
 		<-finish
 		if ctx.Err() != nil {
@@ -594,11 +601,14 @@ func TestStopFinishesWhatIsInHand(t *testing.T) {
 		return rs
 	})
 	<-inHand
+	a.has(QueueOrders, 0) // the others are prefetched
 	ended := make(chan error, 1)
 	go func() { ended <- stop() }()
-	testkit.Eventually(t, 5*time.Second, func() error { // the broker no longer delivers to us
-		if s := c.State(); s.Consumers != 1 {
-			return errorf("%+v", s)
+	left := 15
+	testkit.Eventually(t, patience, func() error {
+		must(t, c.Publish(t.Context(), ExchangeEvents, reserved1(100+left)))
+		if left++; a.depth(QueueOrders) == 0 {
+			return errors.New("the broker still delivers to us")
 		}
 		return nil
 	})
@@ -609,14 +619,13 @@ func TestStopFinishesWhatIsInHand(t *testing.T) {
 	if n := len(l.seen()); n != 5 {
 		t.Errorf("%d handled", n)
 	}
-	a.has(QueueOrders, 15)
+	a.has(QueueOrders, left)
 	a.has(QueueDead, 1)
 	if s := c.State(); s.Consumers != 0 || s.ConsumersUp != 0 {
 		t.Errorf("state %+v", s)
 	}
 
 	// One that only ends with its context.
-	began := time.Now()
 	busy := make(chan struct{}, 10)
 	stop = consume(t, c, ConsumerConfig{Queue: QueueOrders, StopTimeout: 300 * time.Millisecond}, func(ctx context.Context, b []Delivery) []Result {
 		busy <- struct{}{}
@@ -624,13 +633,14 @@ func TestStopFinishesWhatIsInHand(t *testing.T) {
 		return []Result{{Hold: ctx.Err()}}
 	})
 	<-busy
+	began := time.Now()
 	if err := stop(); !errors.Is(err, errLeft) {
 		t.Errorf("stop: %v", err)
 	}
-	if d := time.Since(began); d > 5*time.Second {
+	if d := time.Since(began); d > 10*time.Second { // half of the default
 		t.Errorf("stop took %s", d)
 	}
-	a.has(QueueOrders, 15)
+	a.has(QueueOrders, left)
 }
 
 const childURL = "SECKILL_MESSAGING_TEST_CHILD"
@@ -670,7 +680,7 @@ func TestKillBetweenCopyAndAckDuplicatesAndLosesNothing(t *testing.T) {
 		l.add(b)
 		return done(len(b))
 	})
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if n := len(l.seen()); n != 2 {
 			return errorf("%d handled", n)
 		}
@@ -763,7 +773,7 @@ func TestDeliveryLimitIsReadFromTheBrokersHeaders(t *testing.T) {
 		if err != nil || len(parts) != 2 || parts[0].ID != reserved1(1).ID || parts[0].Headers["traceparent"] != "t-1" {
 			t.Errorf("split %+v %v", parts, err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Error("no dead letter")
 	}
 }
@@ -808,7 +818,7 @@ func TestDeadLetterIsNeverDeadLetteredAgain(t *testing.T) {
 		}
 		panic("at the end of its wits")
 	})
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if n := calls.Load(); n < 7 {
 			return errorf("called %d times", n)
 		}

@@ -89,7 +89,7 @@ func broker(t testing.TB) string {
 			t.Error(err)
 			return
 		}
-		exchanges, queues, _ := layout([]time.Duration{time.Second, 3 * time.Second})
+		exchanges, queues, _ := layout([]time.Duration{time.Second, 3 * time.Second, 10 * time.Second})
 		queues = append(queues, queue{name: "small"}, queue{name: "test.queue"})
 		exchanges = append(exchanges, exchange{name: "test.exchange"})
 		for _, q := range queues {
@@ -112,11 +112,14 @@ func broker(t testing.TB) string {
 	return url
 }
 
-// quick is a configuration for tests: short tiers, short pauses.
+// patience is how long a test waits for what has to come; only a failure takes it all.
+const patience = time.Minute
+
+// quick is a configuration for tests: short tiers, short pauses. A slow machine needs the time that calls have.
 func quick(url string) Config {
 	return Config{
 		URL: url, DelayTiers: []time.Duration{time.Second, 3 * time.Second}, ReconnectMin: 10 * time.Millisecond, ReconnectMax: 200 * time.Millisecond,
-		ConfirmTimeout: 2 * time.Second, RPCTimeout: 5 * time.Second, TopologyInterval: time.Second,
+		TopologyInterval: time.Second,
 	}
 }
 
@@ -140,7 +143,7 @@ func start(t testing.TB, cfg Config) *Client {
 func declared(t testing.TB, cfg Config) *Client {
 	t.Helper()
 	c := start(t, cfg)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := c.Declare(ctx); err != nil {
 		t.Fatal(err)
@@ -152,7 +155,7 @@ func declared(t testing.TB, cfg Config) *Client {
 // ready waits until the client can publish.
 func ready(t testing.TB, c *Client) {
 	t.Helper()
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if s := c.State(); !s.Connected || s.Blocked {
 			return fmt.Errorf("not connected: %+v", s)
 		}
@@ -207,7 +210,7 @@ func (a *admin) depth(queue string) int {
 // has waits until n messages are ready in a queue.
 func (a *admin) has(queue string, n int) {
 	a.t.Helper()
-	testkit.Eventually(a.t, 10*time.Second, func() error {
+	testkit.Eventually(a.t, patience, func() error {
 		if d := a.depth(queue); d != n {
 			return fmt.Errorf("%s holds %d messages, want %d", queue, d, n)
 		}
@@ -219,7 +222,7 @@ func (a *admin) has(queue string, n int) {
 func (a *admin) get(queue string) amqp.Delivery {
 	a.t.Helper()
 	var out amqp.Delivery
-	testkit.Eventually(a.t, 10*time.Second, func() error {
+	testkit.Eventually(a.t, patience, func() error {
 		return a.try(func(ch *amqp.Channel) error {
 			d, ok, err := ch.Get(queue, true)
 			if err == nil && !ok {
@@ -264,7 +267,7 @@ func consume(t testing.TB, c *Client, cfg ConsumerConfig, h Handler) (stop func(
 			ended = true
 			select {
 			case err = <-done:
-			case <-time.After(30 * time.Second):
+			case <-time.After(patience):
 				t.Error("Consume does not end")
 			}
 		}
@@ -277,7 +280,7 @@ func consume(t testing.TB, c *Client, cfg ConsumerConfig, h Handler) (stop func(
 // up waits until all workers of the client consume.
 func up(t testing.TB, c *Client, want int) {
 	t.Helper()
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if s := c.State(); s.ConsumersUp != want || s.Consumers != want {
 			return fmt.Errorf("%d of %d consumers up, want %d", s.ConsumersUp, s.Consumers, want)
 		}

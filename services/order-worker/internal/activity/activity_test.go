@@ -19,7 +19,7 @@ import (
 
 func short(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -240,7 +240,7 @@ func TestLostHashIsAnnouncedAgain(t *testing.T) {
 		t.Fatalf("the hash is still there: %v", err)
 	}
 	r.Go(r.Activities.Run)
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, time.Minute, func() error {
 		a, err := r.Stock.Activity(ctx, "sale")
 		if err != nil {
 			return err
@@ -281,7 +281,7 @@ func TestPauseReachesEveryBucketAndSurvivesALostHash(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop := r.Go(r.Activities.Run)
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, time.Minute, func() error {
 		v, err := r.Redis.HGet(ctx, r.Prefix+"seckill:activity:{sale:5}", "paused").Result()
 		if err == nil && v != "1" {
 			err = fmt.Errorf("paused is %s", v)

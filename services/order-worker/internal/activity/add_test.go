@@ -90,7 +90,7 @@ func TestAdditionThatRedisMissedIsFinishedByTheLoop(t *testing.T) {
 	}
 	r.Exec("UPDATE compensations SET next_at = UTC_TIMESTAMP(6)")
 	r.Go(r.Activities.Run) // opens the bucket again, too
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, time.Minute, func() error {
 		if n := r.Count("SELECT COUNT(*) FROM compensations"); n != 0 {
 			return fmt.Errorf("%d notes are left", n)
 		}
@@ -159,7 +159,7 @@ func TestAdditionDuringAWarmUpIsInItOnce(t *testing.T) {
 	wg.Wait()
 	r.Exec("UPDATE compensations SET next_at = UTC_TIMESTAMP(6)")
 	r.Go(r.Activities.Run)
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, time.Minute, func() error {
 		if n, left := r.Level("busy", "national"), r.Count("SELECT COUNT(*) FROM compensations"); n != 22 || left != 0 {
 			return fmt.Errorf("%d units in redis, %d notes", n, left)
 		}

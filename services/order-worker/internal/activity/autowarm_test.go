@@ -11,9 +11,9 @@ import (
 
 func TestSalesAreWarmedBeforeTheyOpen(t *testing.T) {
 	t.Parallel()
-	r := rig.New(t, rig.Options{WarmBefore: time.Minute})
+	r := rig.New(t, rig.Options{WarmBefore: 10 * time.Minute})
 	now := time.Now().UTC().Truncate(time.Second)
-	for id, in := range map[string]time.Duration{"soon": 30 * time.Second, "later": time.Hour, "past": -time.Minute} {
+	for id, in := range map[string]time.Duration{"soon": 5 * time.Minute, "later": time.Hour, "past": -time.Minute} {
 		plan := rig.Plan(id, map[string]int{"national": 10})
 		plan.StartsAt, plan.EndsAt = now.Add(in).Format(time.RFC3339), now.Add(2*time.Hour).Format(time.RFC3339)
 		if _, _, err := r.Activities.Create(short(t), plan, rig.Operator()); err != nil {
@@ -21,7 +21,7 @@ func TestSalesAreWarmedBeforeTheyOpen(t *testing.T) {
 		}
 	}
 	r.Go(r.Activities.Run)
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, time.Minute, func() error {
 		if n := r.Count("SELECT COUNT(*) FROM activities WHERE id = 'soon' AND state = 'warmed'"); n != 1 {
 			return errors.New("the sale that opens soon is cold")
 		}
@@ -41,11 +41,11 @@ func TestSalesAreWarmedBeforeTheyOpen(t *testing.T) {
 // A sale whose row somebody holds kept all sales behind it cold.
 func TestALockedSaleKeepsNoOtherCold(t *testing.T) {
 	t.Parallel()
-	r := rig.New(t, rig.Options{WarmBefore: time.Minute})
+	r := rig.New(t, rig.Options{WarmBefore: 10 * time.Minute})
 	now := time.Now().UTC().Truncate(time.Second)
 	for _, id := range []string{"a-locked", "b-free"} {
 		plan := rig.Plan(id, map[string]int{"national": 10})
-		plan.StartsAt = now.Add(50 * time.Second).Format(time.RFC3339)
+		plan.StartsAt = now.Add(5 * time.Minute).Format(time.RFC3339)
 		if _, _, err := r.Activities.Create(short(t), plan, rig.Operator()); err != nil {
 			t.Fatal(err)
 		}
@@ -54,7 +54,7 @@ func TestALockedSaleKeepsNoOtherCold(t *testing.T) {
 	r.Go(r.Activities.Run)
 	warm := func(id string) {
 		t.Helper()
-		testkit.Eventually(t, 30*time.Second, func() error {
+		testkit.Eventually(t, time.Minute, func() error {
 			if n := r.Count("SELECT COUNT(*) FROM activities WHERE id = ? AND state = 'warmed'", id); n != 1 {
 				return errors.New(id + " is cold")
 			}

@@ -66,7 +66,7 @@ func TestR9_WarmingBrokenOffAtEveryStep(t *testing.T) {
 						return // nobody has won: that takes an operator, or the scheduler
 					}
 					defer r.Go(r.Activities.Run)()
-					testkit.Eventually(t, 10*time.Second, func() error {
+					testkit.Eventually(t, time.Minute, func() error {
 						_, err := r.Buy(id, "first", 1)
 						return err
 					})

@@ -356,7 +356,7 @@ func TestAdminAPI(t *testing.T) {
 		defer stopOrders()
 		r.Publish(messaging.OrderReserved([]order.Order{written}))
 		var o adminapi.Order
-		testkit.Eventually(t, 20*time.Second, func() error {
+		testkit.Eventually(t, time.Minute, func() error {
 			o = adminapi.Order{}
 			if status, _ := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/orders/"+written.ID.String(), nil, &o); status != http.StatusOK || o.Source != "mysql" {
 				return fmt.Errorf("%d %+v", status, o)
@@ -380,7 +380,7 @@ func TestAdminAPI(t *testing.T) {
 				if got.OrderID != id || got.Reason != order.ReasonOperatorCancelled || got.Actor != "operator:tess" || got.Order == nil {
 					t.Errorf("%+v", got)
 				}
-			case <-time.After(20 * time.Second):
+			case <-time.After(time.Minute):
 				t.Fatal("no cancel was asked for")
 			}
 		}
@@ -426,7 +426,7 @@ func TestAdminAPI(t *testing.T) {
 		if status, p := r.Call(rig.OperatorToken, http.MethodPost, "/admin/v1/replay-jobs", fmt.Sprintf(`{"ids":[%d]}`, l.ID), &j); status != http.StatusCreated || j.Matched != 1 || j.Actor != "tess" {
 			t.Errorf("%d %+v %+v", status, p, j)
 		}
-		testkit.Eventually(t, 20*time.Second, func() error {
+		testkit.Eventually(t, time.Minute, func() error {
 			r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/replay-jobs/"+j.ID, nil, &j)
 			if j.State != adminapi.JobDone || j.Sent != 1 {
 				return fmt.Errorf("%+v", j)

@@ -41,7 +41,7 @@ func payOrder(r *rig.Rig, o order.Order, transaction string) {
 
 func awaitStatus(r *rig.Rig, o order.Order, want order.Status) {
 	r.T.Helper()
-	testkit.Eventually(r.T, 40*time.Second, func() error {
+	testkit.Eventually(r.T, time.Minute, func() error {
 		if r.Count("SELECT COUNT(*) FROM orders WHERE id = ? AND status = ?", o.ID.String(), string(want)) != 1 {
 			return fmt.Errorf("order %s is not %s", o.ID, want)
 		}
@@ -78,7 +78,7 @@ func TestOperatorsTakeOrdersBack(t *testing.T) {
 		if status, p := r.Call(rig.OperatorToken, http.MethodPost, path, adminapi.RefundRequest{Reason: "again"}, &res); status != http.StatusOK || res.Changed || res.Reason != order.ReasonOperatorRefunded {
 			t.Errorf("again: %d %+v %+v", status, p, res)
 		}
-		testkit.Eventually(t, 20*time.Second, func() error {
+		testkit.Eventually(t, time.Minute, func() error {
 			if n := r.Level("sale", "national"); n != 10 {
 				return fmt.Errorf("%d units on sale", n)
 			}
@@ -141,7 +141,7 @@ func TestMoneyThatIsDueIsSettledOnce(t *testing.T) {
 	o := paidOrder(r, "sale", "u1")
 	payOrder(r, o, "second")
 	var l adminapi.PaymentList
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, time.Minute, func() error {
 		r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/payments?status=refund_due", nil, &l)
 		if len(l.Payments) != 1 {
 			return fmt.Errorf("%d payments are due", len(l.Payments))
@@ -163,7 +163,7 @@ func TestMoneyThatIsDueIsSettledOnce(t *testing.T) {
 	// What the buyer is told follows.
 	told := func(want bool) {
 		t.Helper()
-		testkit.Eventually(t, 20*time.Second, func() error {
+		testkit.Eventually(t, time.Minute, func() error {
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()
 			rec, err := r.Stock.Order(ctx, o.ID)

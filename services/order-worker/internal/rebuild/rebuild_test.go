@@ -19,11 +19,11 @@ import (
 	"seckill/services/order-worker/internal/store"
 )
 
-const within = 30 * time.Second
+const within = 2 * time.Minute
 
 func short(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -37,19 +37,19 @@ type bench struct {
 // newBench has a shadow sale "shade" and a real one "real".
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
 	log := testkit.Logger(t)
 	st, err := store.Open(store.Config{DSN: testkit.MySQL(t)}, log, prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = st.Close() })
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
 	if err := st.Migrate(ctx); err != nil {
 		t.Fatal(err)
 	}
 	env := testkit.Redis(t)
-	stk, err := stock.New(stock.Config{Addrs: []string{env.Addr}, DB: env.DB, Prefix: env.Prefix}, log, nil)
+	stk, err := stock.New(stock.Config{Addrs: []string{env.Addr}, DB: env.DB, Prefix: env.Prefix, ReadTimeout: 5 * time.Second}, log, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func TestWithoutKeysNothingIsSigned(t *testing.T) {
 
 func TestTheSnapshotHoldsBothStoresAndEndsWithItsLength(t *testing.T) {
 	b := newBench(t)
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	now := time.Now().UTC()
 	a := &stock.Activity{

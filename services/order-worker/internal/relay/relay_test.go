@@ -22,9 +22,9 @@ func TestADamagedOutboxDoesNotHoldUpOthers(t *testing.T) { // C1, O09
 	for _, key := range []string{"outbox", "parked"} {
 		t.Run(key, func(t *testing.T) {
 			t.Parallel()
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
 			r := rig.New(t, rig.Options{})
+			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+			defer cancel()
 			for _, sale := range []string{"a-damaged", "b-other"} {
 				r.Sell(rig.Plan(sale, map[string]int{"national": 5}))
 			}
@@ -37,7 +37,7 @@ func TestADamagedOutboxDoesNotHoldUpOthers(t *testing.T) { // C1, O09
 			if err != nil {
 				t.Fatal(err)
 			}
-			testkit.Eventually(t, 20*time.Second, func() error {
+			testkit.Eventually(t, time.Minute, func() error {
 				if _, err := re.Walk(ctx); !errors.Is(err, stock.ErrCorrupt) {
 					t.Errorf("the damage is not told: %v", err)
 				}

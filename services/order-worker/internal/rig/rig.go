@@ -87,8 +87,6 @@ func Operator() audit.Actor { return audit.Actor{Name: "tess", Role: "operator",
 // New puts a rig together, with its own schema, key prefix and vhost.
 func New(t testing.TB, o Options) *Rig {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
 	log := testkit.Logger(t)
 	r := &Rig{T: t, Registry: prometheus.NewRegistry(), ids: order.NewIDs()}
 	var err error
@@ -98,10 +96,17 @@ func New(t testing.TB, o Options) *Rig {
 			t.Fatal(err)
 		}
 	}
+	// The time of a call begins with it: testkit's servers may take minutes.
+	call := func(f func(context.Context) error) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		defer cancel()
+		must(f(ctx))
+	}
 	r.Store, err = store.Open(store.Config{DSN: testkit.MySQL(t)}, log, r.Registry)
 	must(err)
 	t.Cleanup(func() { _ = r.Store.Close() })
-	must(r.Store.Migrate(ctx))
+	call(r.Store.Migrate)
 	env := testkit.Redis(t)
 	r.Prefix = env.Prefix
 	r.Stock, err = stock.New(stock.Config{Mode: stock.Single, Addrs: []string{env.Addr}, DB: env.DB, Prefix: env.Prefix, ReadTimeout: 5 * time.Second}, log, r.Registry)
@@ -115,13 +120,13 @@ func New(t testing.TB, o Options) *Rig {
 	r.RabbitURL = o.RabbitURL
 	r.Broker, err = messaging.New(messaging.Config{URL: o.RabbitURL, TopologyInterval: time.Second}, log, r.Registry)
 	must(err)
-	r.Broker.Start(context.WithoutCancel(ctx))
+	r.Broker.Start(context.Background())
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		_ = r.Broker.Close(ctx)
 	})
-	must(r.Broker.Declare(ctx))
+	call(r.Broker.Declare)
 	f, err := follow.New(r.Store, r.Stock, r.Broker, log, r.Registry)
 	must(err)
 	r.Follow = f
@@ -227,7 +232,7 @@ func Plan(id string, pools map[string]int) sale.Sale {
 // Sell makes and warms a sale.
 func (r *Rig) Sell(p sale.Sale) {
 	r.T.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	if _, _, err := r.Activities.Create(ctx, p, Operator()); err != nil {
 		r.T.Fatal(err)
@@ -405,7 +410,7 @@ func (r *Rig) Letter(orderOrMessage string) (store.DeadLetter, error) {
 func (r *Rig) Becomes(orderOrMessage, state string) store.DeadLetter {
 	r.T.Helper()
 	var l store.DeadLetter
-	testkit.Eventually(r.T, 20*time.Second, func() (err error) {
+	testkit.Eventually(r.T, 2*time.Minute, func() (err error) {
 		if l, err = r.Letter(orderOrMessage); err != nil {
 			return err
 		}

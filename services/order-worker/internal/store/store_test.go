@@ -226,10 +226,20 @@ func TestMigrationWaitsForTheLockUntilItsContextEnds(t *testing.T) {
 	}
 }
 
+// impatient is a store whose sessions may rest for a second; the migration may take its time.
+func impatient(t *testing.T, cfg store.Config) *store.Store {
+	t.Helper()
+	cfg.DSN = testkit.MySQL(t)
+	migrated(t, cfg)
+	cfg.SessionIdle = time.Second
+	s, _ := open(t, cfg)
+	return s
+}
+
 // A process that is frozen in a transaction loses it, and its locks: the server ends sessions that rest. One
 // that said it would rest keeps it, and leaves no patient session to the pool.
 func TestSessionsThatRestAreEnded(t *testing.T) {
-	s, _ := migrated(t, store.Config{DSN: testkit.MySQL(t), SessionIdle: time.Second, LockWait: 10 * time.Second})
+	s := impatient(t, store.Config{LockWait: 10 * time.Second})
 	insert := func(on store.Querier, sku string) error {
 		_, err := on.ExecContext(t.Context(), "INSERT INTO inventory (sku_id,pool,on_hand,updated_at) VALUES (?,'p',1,UTC_TIMESTAMP(6))", sku)
 		return err
@@ -295,7 +305,7 @@ func TestAPatienceBelowTheServersUnitIsRefused(t *testing.T) {
 
 // What is done under a named lock may take longer than a session may rest.
 func TestNamedLocksOutliveTheSessionsPatience(t *testing.T) {
-	s, _ := migrated(t, store.Config{DSN: testkit.MySQL(t), SessionIdle: time.Second})
+	s := impatient(t, store.Config{})
 	ran, err := s.Exclusively(t.Context(), "work", func() error {
 		// The server has ended two sessions that rested, one after the other.
 		for _, sku := range []string{"first", "second"} {
@@ -373,7 +383,9 @@ func TestTransactionsThatDeadlockStartAgainAsAWhole(t *testing.T) {
 		}
 	}
 	runs := make([]int, 2)
-	var wg sync.WaitGroup
+	var wg, both sync.WaitGroup
+	both.Add(2)
+	meet := make([]sync.Once, 2) // for one deadlock at least
 	for i, pools := range [][2]string{{"a", "b"}, {"b", "a"}} {
 		wg.Add(1)
 		go func() {
@@ -386,6 +398,7 @@ func TestTransactionsThatDeadlockStartAgainAsAWhole(t *testing.T) {
 							return fmt.Errorf("add: %w", err)
 						}
 						if j == 0 {
+							meet[i].Do(func() { both.Done(); both.Wait() })
 							if _, err := tx.ExecContext(context.Background(), "SELECT SLEEP(0.005)"); err != nil {
 								return err
 							}

@@ -66,8 +66,6 @@ type Options struct {
 // New makes a Bench. It is torn down when the test ends.
 func New(t testing.TB, o Options) *Bench {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
-	defer cancel()
 	b := &Bench{Registry: prometheus.NewRegistry(), ids: order.NewIDs()}
 	log := testkit.Logger(t)
 	var err error
@@ -77,6 +75,13 @@ func New(t testing.TB, o Options) *Bench {
 			t.Fatal(err)
 		}
 	}
+	// The time of a call begins with it: testkit's servers may take minutes.
+	call := func(f func(context.Context) error) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		defer cancel()
+		must(f(ctx))
+	}
 	cfg := o.MySQL
 	if cfg.DSN = o.DSN; cfg.DSN == "" {
 		cfg.DSN = testkit.MySQL(t)
@@ -84,7 +89,7 @@ func New(t testing.TB, o Options) *Bench {
 	b.Store, err = store.Open(cfg, log, b.Registry)
 	must(err)
 	t.Cleanup(func() { _ = b.Store.Close() })
-	must(b.Store.Migrate(ctx))
+	call(b.Store.Migrate)
 
 	at := stock.Config{Addrs: []string{o.RedisAddr}}
 	if o.RedisAddr == "" {
@@ -107,13 +112,13 @@ func New(t testing.TB, o Options) *Bench {
 	}
 	b.Broker, err = messaging.New(messaging.Config{URL: url}, log, b.Registry)
 	must(err)
-	b.Broker.Start(ctx)
+	b.Broker.Start(context.Background())
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		_ = b.Broker.Close(ctx)
 	})
-	must(b.Broker.Declare(ctx))
+	call(b.Broker.Declare)
 
 	b.Catalogue = store.NewCatalogue(b.Store)
 	b.Follow, err = follow.New(b.Store, b.Stock, b.Broker, log, b.Registry)
