@@ -295,24 +295,24 @@ func (k *keeper) declare(ctx context.Context, c *conn) error {
 		return err
 	}
 	exchanges, queues, bindings := layout(k.cfg.DelayTiers)
-	return k.onChannel(c, func(ch *amqp.Channel) error {
-		for _, q := range queues {
-			if _, err := ch.QueueDeclare(q.name, true, false, false, false, q.args); err != nil {
-				return refused(q.name, err)
-			}
-		}
-		for _, e := range exchanges {
-			if err := ch.ExchangeDeclare(e.name, e.kind, true, false, false, false, nil); err != nil {
-				return refused(e.name, err)
-			}
-		}
-		for _, b := range bindings {
-			if err := ch.QueueBind(b.queue, b.key, b.exchange, false, nil); err != nil {
-				return refused(b.queue, err)
-			}
-		}
-		return nil
-	})
+	var steps []func(*amqp.Channel) error
+	for _, q := range queues {
+		steps = append(steps, func(ch *amqp.Channel) error {
+			_, err := ch.QueueDeclare(q.name, true, false, false, false, q.args)
+			return refused(q.name, err)
+		})
+	}
+	for _, e := range exchanges {
+		steps = append(steps, func(ch *amqp.Channel) error {
+			return refused(e.name, ch.ExchangeDeclare(e.name, e.kind, true, false, false, false, nil))
+		})
+	}
+	for _, b := range bindings {
+		steps = append(steps, func(ch *amqp.Channel) error {
+			return refused(b.queue, ch.QueueBind(b.queue, b.key, b.exchange, false, nil))
+		})
+	}
+	return k.onChannel(c, steps...)
 }
 
 // check looks whether exchanges and queues are there. A passive declare of something that is not
@@ -339,17 +339,25 @@ func (k *keeper) check(c *conn, exchanges []string, queues ...string) error {
 	return nil
 }
 
-// onChannel runs f on a channel of its own, all within the RPC time-out.
-func (k *keeper) onChannel(c *conn, f func(*amqp.Channel) error) error {
-	return c.bounded(k.cfg.RPCTimeout, func() error {
-		ch, err := c.Channel()
-		if err != nil {
-			return fmt.Errorf("open channel: %w", err)
-		}
-		err = f(ch)
-		_ = ch.Close()
-		return err
+// onChannel takes steps on a channel of their own until one fails. Each has the RPC time-out for itself: a
+// broker that is slow by the call, as a cluster may be that has to place each queue, is not one that is
+// away.
+func (k *keeper) onChannel(c *conn, steps ...func(*amqp.Channel) error) error {
+	var ch *amqp.Channel
+	err := c.bounded(k.cfg.RPCTimeout, func() (err error) {
+		ch, err = c.Channel()
+		return err //nolint:wrapcheck // below
 	})
+	if err != nil {
+		return fmt.Errorf("open channel: %w", err)
+	}
+	for _, step := range steps {
+		if err = c.bounded(k.cfg.RPCTimeout, func() error { return step(ch) }); err != nil {
+			break
+		}
+	}
+	_ = c.bounded(k.cfg.RPCTimeout, ch.Close)
+	return err
 }
 
 // probe finds out, once, whether the broker really does at-least-once dead-lettering. On 3.10 and 3.11
@@ -387,9 +395,9 @@ func (k *keeper) probeStream(ctx context.Context, c *conn, version string) error
 	// A name of its own: two programs that declare and delete the same stream at once hang in the broker.
 	name := "seckill.probe." + rand.Text()
 	err := k.onChannel(c, func(ch *amqp.Channel) error {
-		if _, err := ch.QueueDeclare(name, true, false, false, false, amqp.Table{"x-queue-type": "stream", "x-max-length-bytes": int64(1)}); err != nil {
-			return err //nolint:wrapcheck // judged below
-		}
+		_, err := ch.QueueDeclare(name, true, false, false, false, amqp.Table{"x-queue-type": "stream", "x-max-length-bytes": int64(1)})
+		return err //nolint:wrapcheck // judged below
+	}, func(ch *amqp.Channel) error {
 		_, err := ch.QueueDelete(name, false, false, false)
 		return err //nolint:wrapcheck // judged below
 	})

@@ -37,6 +37,27 @@ func TestTopologyCanBeDeclaredTwiceAndByTwo(t *testing.T) {
 	}
 }
 
+// A broker whose every answer is slow, as a cluster's that has to place each queue, is not one that is
+// away: the time-out is each call's.
+func TestTopologyIsDeclaredOnASlowBroker(t *testing.T) {
+	t.Parallel()
+	url := broker(t)
+	proxy := testkit.NewProxy(t, host(t, url))
+	cfg := quick(through(t, url, proxy.Addr))
+	cfg.RPCTimeout = 3 * time.Second
+	const lag = 300 * time.Millisecond
+	exchanges, queues, bindings := layout(cfg.DelayTiers)
+	if all := time.Duration(len(exchanges)+len(queues)+len(bindings)) * lag; all < cfg.RPCTimeout+time.Second {
+		t.Fatalf("all of it takes %s", all)
+	}
+	c := start(t, cfg)
+	ready(t, c)
+	proxy.Lag(lag)
+	if err := c.Declare(within(t, patience)); err != nil {
+		t.Error(err)
+	}
+}
+
 // O13: a queue that exists with another argument is named with wanted and found value, stays as it is,
 // and a start succeeds once it is fixed.
 func TestQueueWithOtherArgumentsIsNamedAndKept(t *testing.T) {

@@ -18,6 +18,7 @@ type Proxy struct {
 
 	mu     sync.Mutex
 	mode   proxyMode
+	lag    time.Duration // each reply waits this long
 	marker []byte        // what a connection must have sent for its replies to be dropped; empty: all are
 	change chan struct{} // closed and replaced when mode changes
 	conns  map[*proxyConn]struct{}
@@ -82,6 +83,13 @@ func (p *Proxy) DropRepliesAfter(marker string) {
 	p.marker = []byte(marker)
 	p.mu.Unlock()
 	p.set(proxyDropReplies)
+}
+
+// Lag has each reply, from now on and in every mode, wait for d.
+func (p *Proxy) Lag(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lag = d
 }
 
 // Resume forwards again. Stalled connections go on where they were; those that have lost replies
@@ -160,6 +168,9 @@ func (p *Proxy) copy(c *proxyConn, dst, src net.Conn, reply bool) {
 	for {
 		n, err := src.Read(buf)
 		if n > 0 {
+			if reply {
+				p.late()
+			}
 			if !p.pass(c, buf[:n], reply) {
 				if p.isClosed() {
 					return
@@ -172,6 +183,14 @@ func (p *Proxy) copy(c *proxyConn, dst, src net.Conn, reply bool) {
 			return
 		}
 	}
+}
+
+// late waits for as long as replies lag.
+func (p *Proxy) late() {
+	p.mu.Lock()
+	lag := p.lag
+	p.mu.Unlock()
+	time.Sleep(lag)
 }
 
 func (p *Proxy) isClosed() bool {
