@@ -22,12 +22,12 @@ import (
 func privateBench(t *testing.T, args ...string) (*bench, *testkit.Server) {
 	t.Helper()
 	srv := testkit.StartRedis(t, args...)
-	return benchOn(t, Config{Addrs: []string{srv.Addr}, Prefix: "t:"}), srv
+	return benchOn(t, patient(Config{Addrs: []string{srv.Addr}, Prefix: "t:"})), srv
 }
 
 func TestScriptsSurviveFlushesOfTheScriptCache(t *testing.T) { // O06 a, b
 	t.Parallel()
-	b := benchOn(t, Config{Addrs: []string{testkit.StartRedis(t).Addr}, Prefix: "t:", ReadTimeout: patience})
+	b, _ := privateBench(t)
 	a := newSale("flush", map[string]int{"national": 2000})
 	a.Buckets = 4
 	b.open(a)
@@ -87,7 +87,7 @@ func TestScriptsSurviveFlushesOfTheScriptCache(t *testing.T) { // O06 a, b
 // A reservation is one script call when it comes alone; those that come together share calls.
 func TestOneEvalshaAndNoScriptUploadPerReservation(t *testing.T) {
 	t.Parallel()
-	b := benchOn(t, Config{Addrs: []string{testkit.StartRedis(t).Addr}, Prefix: "t:", ReadTimeout: patience})
+	b, _ := privateBench(t)
 	a := b.open(newSale("calls", map[string]int{"national": 2000}))
 	b.must(b.ask(a, "first", 1)) // uploads the script
 	count := func(n int, buy func(r Reservation)) (scripts int) {
@@ -249,14 +249,14 @@ func TestClusterOfOneNodeServesEverything(t *testing.T) { // O06 c
 	if err := raw.ClusterAddSlotsRange(ctxFor(t), 0, 16383).Err(); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, 30*time.Second, func() error {
 		info, err := raw.ClusterInfo(ctxFor(t)).Result()
 		if err == nil && infoField(info, "cluster_state") != "ok" {
 			err = errors.New(info)
 		}
 		return err
 	})
-	b := benchOn(t, Config{Mode: Cluster, Addrs: []string{srv.Addr}})
+	b := benchOn(t, patient(Config{Mode: Cluster, Addrs: []string{srv.Addr}}))
 	a := newSale("nodes", map[string]int{"beijing": 40, "national": 40})
 	a.Buckets, a.Qualified = 8, true
 	b.open(a)
