@@ -157,6 +157,35 @@ func TestScriptsStayBelowTenMilliseconds(t *testing.T) {
 	if err := b.Qualify(ctxFor(t), a, users); err != nil {
 		t.Fatal(err)
 	}
+	// The server's clock also counts the time in which a loaded machine ran something else, and one stall
+	// is as long as all the calls together: the slowest call and the mean say little here, the median does.
+	measured := func(what string) {
+		t.Helper()
+		info, err := b.raw.Info(ctxFor(t), "latencystats").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, half, _ := strings.Cut(infoField(info, "latency_percentiles_usec_evalsha"), "p50=")
+		half, _, _ = strings.Cut(half, ",")
+		us, err := strconv.ParseFloat(half, 64)
+		if err != nil || us > 10_000 {
+			t.Errorf("%s: half of the calls took %.0f µs or less, %v", what, us, err)
+		}
+		t.Logf("%s: half of the calls took %.0f µs or less", what, us)
+		if err := b.raw.ConfigResetStat(ctxFor(t)).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// From now on Redis knows the scripts: a call that it does not know would count as a quick one.
+	first := b.must(b.ask(a, users[0], 1)).Record
+	if err := errors.Join(b.Park(ctxFor(t), []order.ID{first.ID}), b.Unpark(ctxFor(t), []order.ID{first.ID})); err != nil {
+		t.Fatal(err)
+	}
+	b.confirm(order.Pending, first.ID)
+	b.release(releaseOf(first, order.Cancelled))
+	if err := b.raw.ConfigResetStat(ctxFor(t)).Err(); err != nil {
+		t.Fatal(err)
+	}
 	var mu sync.Mutex
 	var ids []order.ID
 	var rs []Release
@@ -176,27 +205,19 @@ func TestScriptsStayBelowTenMilliseconds(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	measured("reserve")
 	if err := b.Park(ctxFor(t), ids); err != nil {
 		t.Fatal(err)
 	}
+	measured("park")
 	if err := b.Unpark(ctxFor(t), ids); err != nil {
 		t.Fatal(err)
 	}
+	measured("unpark")
 	b.confirm(order.Pending, ids...)
+	measured("confirm")
 	b.release(rs...)
-	// The server's clock also counts the time in which a loaded machine ran something else, so a
-	// single slow call says little here; the mean does.
-	info, err := b.raw.Info(ctxFor(t), "commandstats").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, mean, _ := strings.Cut(infoField(info, "cmdstat_evalsha"), "usec_per_call=")
-	mean, _, _ = strings.Cut(mean, ",")
-	us, err := strconv.ParseFloat(mean, 64)
-	if err != nil || us > 10_000 {
-		t.Errorf("%.0f µs per script, %v", us, err)
-	}
-	t.Logf("%.0f µs per script", us)
+	measured("release")
 }
 
 func TestAllKeysOfAScriptShareOneSlot(t *testing.T) { // O06 c
