@@ -637,7 +637,7 @@ func TestActivityStateAndPause(t *testing.T) {
 	if a := r.buy("sale", "u1", 1, ""); a.status != 503 || a.code() != "activity_paused" {
 		t.Errorf("while paused: %s", a)
 	}
-	testkit.Eventually(t, 1500*time.Millisecond, func() error {
+	eventually(t, func() error { // what is shown may be up to a second old
 		if s := state(); s.fields["phase"] != "paused" {
 			return fmt.Errorf("%s", s)
 		}
@@ -655,13 +655,13 @@ func TestActivityStateAndPause(t *testing.T) {
 	if a := r.buy("sale", "u2", 1, ""); a.status != 410 || a.code() != "activity_ended" {
 		t.Errorf("after the end: %s", a)
 	}
-	testkit.Eventually(t, 1500*time.Millisecond, func() error {
+	eventually(t, func() error { // what is shown may be up to a second old
 		if s := state(); s.fields["phase"] != "ended" {
 			return fmt.Errorf("%s", s)
 		}
 		return nil
 	})
-	w.announce("cold", func(a *stock.Activity) { a.StartsAt = time.Now().Add(time.Minute) })
+	w.announce("cold", func(a *stock.Activity) { a.StartsAt = time.Now().Add(30 * time.Minute) })
 	if s := r.do(call{method: "GET", path: "/v1/activities/cold"}); s.status != 200 || s.fields["phase"] != "scheduled" {
 		t.Errorf("announced, not warmed, not started: %s", s)
 	}
