@@ -127,7 +127,11 @@ func (w *world) collect(c *messaging.Client, queue string) *inbox {
 			in.mu.Lock()
 			defer in.mu.Unlock()
 			for _, d := range batch {
-				in.msgs = append(in.msgs, d.Message)
+				// When the connection is lost before the broker has our ack, it delivers again what was published once.
+				again := func(m messaging.Message) bool { return m.ID == d.ID }
+				if !d.Redelivered || !slices.ContainsFunc(in.msgs, again) {
+					in.msgs = append(in.msgs, d.Message)
+				}
 			}
 			return make([]messaging.Result, len(batch))
 		})
