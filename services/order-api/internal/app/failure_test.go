@@ -268,7 +268,11 @@ func TestStoppingUnderLoadLosesNoAcceptedAnswer(t *testing.T) {
 	t.Parallel()
 	w := newWorldWithBroker(t)
 	published := w.collect(w.declare(), messaging.QueueOrders)
-	r := w.replica(func(c *Config) { c.HTTP.DrainDelay = 300 * time.Millisecond }).ready()
+	r := w.replica(func(c *Config) {
+		// Clients that saturate the machine go on meanwhile, and the answer of /readyz has to come through.
+		c.HTTP.DrainDelay = 5 * time.Second
+		c.Checkout.HandoffQueue = 100_000 // what does not fit would be the relay's, and none runs here
+	}).ready()
 	w.sale("sale", pools("mug", map[string]int{"national": 100_000}))
 	var (
 		mu       sync.Mutex
@@ -414,7 +418,9 @@ func TestAUsersRateIsBoundedIfConfigured(t *testing.T) {
 func TestSlowHeadersAreClosedWhileBuyersGoOn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	r := w.replica().ready()
+	// A buyer who had to wait until the slow ones are closed would wait for this long.
+	const header = 10 * time.Second
+	r := w.replica(func(c *Config) { c.HTTP.ReadHeaderTimeout = header }).ready()
 	w.sale("sale", pools("mug", map[string]int{"national": 1000}))
 	const slow = 500
 	conns := make([]net.Conn, slow)
@@ -447,7 +453,7 @@ func TestSlowHeadersAreClosedWhileBuyersGoOn(t *testing.T) {
 					}
 				}
 			})
-			_ = c.SetReadDeadline(start.Add(20 * time.Second))
+			_ = c.SetReadDeadline(start.Add(time.Minute))
 			_, _ = io.Copy(io.Discard, c)
 			closed[i] = time.Since(start)
 			close(gone)
@@ -463,10 +469,10 @@ func TestSlowHeadersAreClosedWhileBuyersGoOn(t *testing.T) {
 		worst = max(worst, time.Since(at))
 	}
 	wg.Wait()
-	if m := slices.Max(closed); m > 10*time.Second {
+	if m := slices.Max(closed); m > 3*header {
 		t.Errorf("a slow connection was closed after %s", m)
 	}
-	if worst > 3*time.Second {
+	if worst > header*8/10 {
 		t.Errorf("a buyer waited %s", worst)
 	}
 }
