@@ -63,7 +63,7 @@ func run(ctx context.Context, g *Group) func(t *testing.T) int {
 		select {
 		case c := <-code:
 			return c
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("did not return")
 			return 0
 		}

@@ -22,12 +22,12 @@ import (
 func privateBench(t *testing.T, args ...string) (*bench, *testkit.Server) {
 	t.Helper()
 	srv := testkit.StartRedis(t, args...)
-	return benchOn(t, Config{Addrs: []string{srv.Addr}, Prefix: "t:"}), srv
+	return benchOn(t, patient(Config{Addrs: []string{srv.Addr}, Prefix: "t:"})), srv
 }
 
 func TestScriptsSurviveFlushesOfTheScriptCache(t *testing.T) { // O06 a, b
 	t.Parallel()
-	b := benchOn(t, Config{Addrs: []string{testkit.StartRedis(t).Addr}, Prefix: "t:", ReadTimeout: patience})
+	b, _ := privateBench(t)
 	a := newSale("flush", map[string]int{"national": 2000})
 	a.Buckets = 4
 	b.open(a)
@@ -87,7 +87,7 @@ func TestScriptsSurviveFlushesOfTheScriptCache(t *testing.T) { // O06 a, b
 // A reservation is one script call when it comes alone; those that come together share calls.
 func TestOneEvalshaAndNoScriptUploadPerReservation(t *testing.T) {
 	t.Parallel()
-	b := benchOn(t, Config{Addrs: []string{testkit.StartRedis(t).Addr}, Prefix: "t:", ReadTimeout: patience})
+	b, _ := privateBench(t)
 	a := b.open(newSale("calls", map[string]int{"national": 2000}))
 	b.must(b.ask(a, "first", 1)) // uploads the script
 	count := func(n int, buy func(r Reservation)) (scripts int) {
@@ -157,6 +157,35 @@ func TestScriptsStayBelowTenMilliseconds(t *testing.T) {
 	if err := b.Qualify(ctxFor(t), a, users); err != nil {
 		t.Fatal(err)
 	}
+	// The server's clock also counts the time in which a loaded machine ran something else, and one stall
+	// is as long as all the calls together: the slowest call and the mean say little here, the median does.
+	measured := func(what string) {
+		t.Helper()
+		info, err := b.raw.Info(ctxFor(t), "latencystats").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, half, _ := strings.Cut(infoField(info, "latency_percentiles_usec_evalsha"), "p50=")
+		half, _, _ = strings.Cut(half, ",")
+		us, err := strconv.ParseFloat(half, 64)
+		if err != nil || us > 10_000 {
+			t.Errorf("%s: half of the calls took %.0f µs or less, %v", what, us, err)
+		}
+		t.Logf("%s: half of the calls took %.0f µs or less", what, us)
+		if err := b.raw.ConfigResetStat(ctxFor(t)).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// From now on Redis knows the scripts: a call that it does not know would count as a quick one.
+	first := b.must(b.ask(a, users[0], 1)).Record
+	if err := errors.Join(b.Park(ctxFor(t), []order.ID{first.ID}), b.Unpark(ctxFor(t), []order.ID{first.ID})); err != nil {
+		t.Fatal(err)
+	}
+	b.confirm(order.Pending, first.ID)
+	b.release(releaseOf(first, order.Cancelled))
+	if err := b.raw.ConfigResetStat(ctxFor(t)).Err(); err != nil {
+		t.Fatal(err)
+	}
 	var mu sync.Mutex
 	var ids []order.ID
 	var rs []Release
@@ -176,27 +205,19 @@ func TestScriptsStayBelowTenMilliseconds(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	measured("reserve")
 	if err := b.Park(ctxFor(t), ids); err != nil {
 		t.Fatal(err)
 	}
+	measured("park")
 	if err := b.Unpark(ctxFor(t), ids); err != nil {
 		t.Fatal(err)
 	}
+	measured("unpark")
 	b.confirm(order.Pending, ids...)
+	measured("confirm")
 	b.release(rs...)
-	// The server's clock also counts the time in which a loaded machine ran something else, so a
-	// single slow call says little here; the mean does.
-	info, err := b.raw.Info(ctxFor(t), "commandstats").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, mean, _ := strings.Cut(infoField(info, "cmdstat_evalsha"), "usec_per_call=")
-	mean, _, _ = strings.Cut(mean, ",")
-	us, err := strconv.ParseFloat(mean, 64)
-	if err != nil || us > 10_000 {
-		t.Errorf("%.0f µs per script, %v", us, err)
-	}
-	t.Logf("%.0f µs per script", us)
+	measured("release")
 }
 
 func TestAllKeysOfAScriptShareOneSlot(t *testing.T) { // O06 c
@@ -249,14 +270,14 @@ func TestClusterOfOneNodeServesEverything(t *testing.T) { // O06 c
 	if err := raw.ClusterAddSlotsRange(ctxFor(t), 0, 16383).Err(); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, 30*time.Second, func() error {
 		info, err := raw.ClusterInfo(ctxFor(t)).Result()
 		if err == nil && infoField(info, "cluster_state") != "ok" {
 			err = errors.New(info)
 		}
 		return err
 	})
-	b := benchOn(t, Config{Mode: Cluster, Addrs: []string{srv.Addr}})
+	b := benchOn(t, patient(Config{Mode: Cluster, Addrs: []string{srv.Addr}}))
 	a := newSale("nodes", map[string]int{"beijing": 40, "national": 40})
 	a.Buckets, a.Qualified = 8, true
 	b.open(a)
@@ -352,9 +373,7 @@ func TestReadOnlyRedisIsUnavailableAndBackAtOnce(t *testing.T) { // O08
 	var accepted atomic.Int64
 	load := func(until func() bool) (refused int) {
 		for i := 0; !until(); i++ {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-			_, err := b.Reserve(ctx, b.ask(a, fmt.Sprintf("u%d-%d", accepted.Load(), i), 1))
-			cancel()
+			_, err := b.Reserve(ctxFor(t), b.ask(a, fmt.Sprintf("u%d-%d", accepted.Load(), i), 1))
 			switch {
 			case err == nil:
 				accepted.Add(1)
@@ -386,10 +405,8 @@ func TestReadOnlyRedisIsUnavailableAndBackAtOnce(t *testing.T) { // O08
 	if err := b.raw.SlaveOf(ctxFor(t), "NO", "ONE").Err(); err != nil {
 		t.Fatal(err)
 	}
-	promoted := time.Now()
-	load(func() bool { return accepted.Load() > start })
-	if took := time.Since(promoted); took > 2*time.Second {
-		t.Errorf("back after %s", took)
+	if refused := load(func() bool { return accepted.Load() > start }); refused != 0 {
+		t.Errorf("%d refused after the promotion", refused)
 	}
 	if got := b.stockOf(a, 0, "national"); int64(got) != 1000-accepted.Load() {
 		t.Errorf("stock %d after %d accepted", got, accepted.Load())
@@ -403,59 +420,24 @@ func TestReadOnlyRedisIsUnavailableAndBackAtOnce(t *testing.T) { // O08
 
 func TestBusyRedisAnswersWithinTheDeadlineAndRecovers(t *testing.T) { // O06 d
 	t.Parallel()
-	b, _ := privateBench(t, "--busy-reply-threshold", "200")
-	a := b.open(newSale("busy", map[string]int{"national": 1000}))
-	loop := redis.NewClient(&redis.Options{Addr: b.cfg.Addrs[0], Protocol: 2, ReadTimeout: 20 * time.Second, MaxRetries: -1})
+	look, srv := privateBench(t, "--busy-reply-threshold", "200")
+	a := look.open(newSale("busy", map[string]int{"national": 100_000}))
+	b := benchOn(t, Config{Addrs: []string{srv.Addr}, Prefix: "t:"}) // with the deadlines of production
+	loop := redis.NewClient(&redis.Options{Addr: srv.Addr, Protocol: 2, ReadTimeout: -1, MaxRetries: -1})
 	defer func() { _ = loop.Close() }()
-	done := make(chan error, 1)
-	go func() {
-		done <- loop.Eval(context.Background(), `local t = redis.call('TIME')
-			local stop = t[1] + t[2] / 1000000 + 2
-			repeat t = redis.call('TIME') until t[1] + t[2] / 1000000 > stop
-			return 1`, nil).Err()
-	}()
-	busy := 0
+	looping := make(chan error, 1)
+	go func() { looping <- loop.Eval(context.Background(), `while true do end`, nil).Err() }()
 	var unknown []order.ID
-	var fine int
-	for i := 0; ; i++ {
-		select {
-		case err := <-done:
-			if err != nil {
-				t.Fatal(err)
-			}
-			if busy == 0 {
-				t.Error("never busy")
-			}
-			ended := time.Now()
-			for k := 0; ; k++ {
-				if _, err := b.Reserve(ctxFor(t), b.ask(a, fmt.Sprintf("after-%d", k), 1)); err == nil {
-					fine++
-					break
-				}
-				if time.Since(ended) > 2*time.Second {
-					t.Fatal("not back within 2 s")
-				}
-			}
-			// What timed out before the server said "busy" may have run later: whole or not at all.
-			took := 0
-			for _, id := range unknown {
-				if got, err := b.Order(ctxFor(t), id); err == nil && got.Status == order.Reserved {
-					took++
-				}
-			}
-			if b.stockOf(a, 0, "national") != 1000-fine-took || b.outboxOf(a) != fine+took {
-				t.Errorf("stock %d, outbox %d after %d accepted and %d unknown that ran", b.stockOf(a, 0, "national"), b.outboxOf(a), fine, took)
-			}
-			return
-		default:
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	fine, busy := 0, 0
+	// reserve counts what it is told: it is told something long before the loop ends by itself, for it never does.
+	reserve := func(user string) {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
 		began := time.Now()
-		r := b.ask(a, fmt.Sprintf("u%d", i), 1)
+		r := b.ask(a, user, 1)
 		_, err := b.Reserve(ctx, r)
-		cancel()
-		if time.Since(began) > 3*time.Second {
-			t.Errorf("answered after %s", time.Since(began))
+		if took := time.Since(began); took > 15*time.Second {
+			t.Errorf("answered after %s", took)
 		}
 		switch {
 		case err == nil:
@@ -468,6 +450,41 @@ func TestBusyRedisAnswersWithinTheDeadlineAndRecovers(t *testing.T) { // O06 d
 			t.Error(err)
 		}
 	}
+	i := 0
+	testkit.Eventually(t, time.Minute, func() error {
+		if reserve(fmt.Sprintf("u%d", i)); busy < 20 {
+			i++
+			return fmt.Errorf("%d told that it is busy", busy)
+		}
+		return nil
+	})
+	if err := look.raw.ScriptKill(ctxFor(t)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-looping; err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("the loop ended with %v", err)
+	}
+	before := fine
+	testkit.Eventually(t, time.Minute, func() error {
+		if reserve(fmt.Sprintf("after-%d", i)); fine == before {
+			i++
+			return errors.New("not back")
+		}
+		return nil
+	})
+	// What timed out before the server said "busy" may have run later: whole or not at all.
+	testkit.Eventually(t, patience, func() error {
+		took := 0
+		for _, id := range unknown {
+			if got, err := look.Order(ctxFor(t), id); err == nil && got.Status == order.Reserved {
+				took++
+			}
+		}
+		if left, waiting := look.stockOf(a, 0, "national"), look.outboxOf(a); left != 100_000-fine-took || waiting != fine+took {
+			return fmt.Errorf("stock %d, outbox %d after %d accepted and %d unknown that ran", left, waiting, fine, took)
+		}
+		return nil
+	})
 }
 
 func TestRestartedRedisIsUsedAgain(t *testing.T) { // O04: restarted without data
@@ -482,7 +499,7 @@ func TestRestartedRedisIsUsedAgain(t *testing.T) { // O04: restarted without dat
 		}
 	}
 	srv.Restart()
-	testkit.Eventually(t, 2*time.Second, func() error { return b.Ping(ctxFor(t)) })
+	testkit.Eventually(t, patience, func() error { return b.Ping(ctxFor(t)) })
 	_, err := b.Reserve(ctxFor(t), b.ask(a, "u2", 1))
 	if _, known := b.Activity(ctxFor(t), a.ID); known == nil {
 		if err != nil { // it kept its data: then it sells
@@ -498,17 +515,26 @@ func TestLostReplyIsUnknownAndTheSameIDTells(t *testing.T) { // C3, R12
 	t.Parallel()
 	srv := testkit.StartRedis(t)
 	proxy := testkit.NewProxy(t, srv.Addr)
-	b := benchOn(t, Config{Addrs: []string{proxy.Addr}, ReadTimeout: 200 * time.Millisecond})
-	direct := benchOn(t, Config{Addrs: []string{srv.Addr}})
+	// Long enough to send the command on a starved machine; a reply that never comes is waited for three times.
+	b := benchOn(t, Config{Addrs: []string{proxy.Addr}, DialTimeout: patience, ReadTimeout: 2 * time.Second, PoolTimeout: patience})
+	direct := benchOn(t, patient(Config{Addrs: []string{srv.Addr}}))
 	a := direct.open(newSale("lost", map[string]int{"national": 10}))
-	b.must(b.ask(a, "warm-up", 1))
+	warm := b.ask(a, "warm-up", 1)
+	testkit.Eventually(t, patience, func() error { // the same order each time, whatever came of the first call
+		_, err := b.Reserve(ctxFor(t), warm)
+		return err
+	})
 	r := b.ask(a, "u", 1)
 	proxy.DropRepliesAfter(r.ID.String())
 	if _, err := b.Reserve(ctxFor(t), r); !errors.Is(err, ErrUnknownOutcome) {
 		t.Fatalf("reply lost: %v", err)
 	}
+	testkit.Eventually(t, patience, func() error { // the command may be slower than its caller
+		_, err := direct.Order(ctxFor(t), r.ID)
+		return err
+	})
 	proxy.Resume()
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		got, err := b.Reserve(ctxFor(t), r)
 		if err == nil && !got.Replay {
 			t.Error("the first call did not run, or ran twice")
@@ -557,7 +583,7 @@ func TestCallerLeavesAtItsDeadline(t *testing.T) {
 			defer cancel()
 			began := time.Now()
 			_, err := b.Reserve(ctx, b.ask(a, fmt.Sprintf("u%d", i), 1))
-			if took := time.Since(began); took > time.Second || err == nil {
+			if took := time.Since(began); took > patience/2 || err == nil { // the connection would wait for patience
 				t.Errorf("%v after %s", err, took)
 			}
 			if !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrUnknownOutcome) {
@@ -567,7 +593,7 @@ func TestCallerLeavesAtItsDeadline(t *testing.T) {
 	}
 	wg.Wait()
 	srv.Resume()
-	testkit.Eventually(t, 3*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		_, err := b.Reserve(ctxFor(t), b.ask(a, "later", 1))
 		return err
 	})
@@ -594,7 +620,7 @@ func TestCloseAnswersEverybody(t *testing.T) {
 			}
 		})
 	}
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, patience, func() error {
 		if accepted.Load() < 100 {
 			return errors.New("not under load yet")
 		}

@@ -31,7 +31,7 @@ func Redis(t testing.TB) RedisEnv {
 		Addr:   env("SECKILL_TEST_REDIS_ADDR", "127.0.0.1:6379"),
 		Prefix: "t" + uniqueName() + ":",
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	client := redis.NewClient(&redis.Options{Addr: e.Addr, DB: e.DB})
 	defer func() { _ = client.Close() }()

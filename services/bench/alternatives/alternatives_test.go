@@ -25,7 +25,12 @@ func TestEachAlternativeSellsExactlyItsStockFromOneProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close() //nolint:errcheck // the test is over
-	r := redis.NewClient(&redis.Options{Addr: testkit.Redis(t).Addr})
+	// No command is sent twice, however late its reply is: a DECR would take a second unit, which nobody gets.
+	const patience = 30 * time.Second
+	r := redis.NewClient(&redis.Options{
+		Addr: testkit.Redis(t).Addr, MaxRetries: -1,
+		DialTimeout: patience, ReadTimeout: patience, WriteTimeout: patience, PoolTimeout: patience,
+	})
 	defer r.Close() //nolint:errcheck // the test is over
 	for _, kind := range []string{"mutex", "database", "decr", "lua"} {
 		t.Run(kind, func(t *testing.T) {

@@ -34,6 +34,18 @@ func (w *world) brokerThrough() (*testkit.Proxy, string) {
 	return p, u.String()
 }
 
+// surely buys one piece from an impatient replica whose store is there. With a key he may ask again.
+func (r *replica) surely(activity, user string) (a answer) {
+	r.w.t.Helper()
+	eventually(r.w.t, func() error {
+		if a = r.buy(activity, user, 1, "surely"); a.status != 202 {
+			return fmt.Errorf("%s", a)
+		}
+		return nil
+	})
+	return a
+}
+
 func within(t *testing.T, d time.Duration, what string, f func() answer) answer {
 	t.Helper()
 	start := time.Now()
@@ -50,42 +62,54 @@ func TestWithoutABrokerClicksAreAnsweredAndCallersThatNeedItAreToldToRetry(t *te
 	w := newWorldWithBroker(t)
 	w.declare()
 	proxy, through := w.brokerThrough()
+	const publish = 2 * time.Second
 	r := w.replica(func(c *Config) {
 		c.RabbitMQ.URL = through
-		c.Checkout.PublishTimeout = time.Second
+		c.Checkout.PublishTimeout = publish
 		c.Checkout.HandoffQueue, c.Checkout.HandoffInFlight = 16, 4
 	}).ready()
 	const buyers = 200
 	sale := w.sale("sale", pools("mug", map[string]int{"national": buyers + 10}))
 	first := r.buy("sale", "first", 1, "")
-	for name, fail := range map[string]func(){"cut": proxy.Cut, "stalled": proxy.Stall} {
-		fail()
+	// Stalled first: only on a connection that is there does a publish wait for its confirm.
+	for _, name := range []string{"stalled", "cut"} {
+		map[string]func(){"stalled": proxy.Stall, "cut": proxy.Cut}[name]()
 		before := runtime.NumGoroutine()
 		var got []answer
+		var took [buyers / 2]time.Duration
 		for round := range 5 {
 			got = append(got, together(buyers/10, func(i int) answer {
-				return within(t, 3*time.Second, "click", func() answer {
+				start := time.Now()
+				defer func() { took[round*buyers/10+i] = time.Since(start) }()
+				return within(t, inTime, "click", func() answer {
 					return r.must(r.purchase("sale", fmt.Sprintf("%s-%d-%d", name, round, i), 1, ""))
 				})
 			})...)
+		}
+		// Any of them may have met a busy moment of the machine; had they waited for the broker, all would have.
+		if quickest := slices.Min(took[:]); quickest >= publish {
+			t.Errorf("broker %s: each click took %s or more", name, quickest)
 		}
 		if n := len(accepted(got)); n != buyers/2 {
 			t.Fatalf("broker %s: %d of %d accepted; %s", name, n, buyers/2, got[0])
 		}
 		body := payment(first.orderID(), 1999, "CNY", "txn")
-		a := within(t, 3*time.Second, "callback", func() answer { return r.pay(body, signed(hookSecret, "wh", time.Now(), body)) })
+		a := within(t, inTime, "callback", func() answer { return r.pay(body, signed(hookSecret, "wh", time.Now(), body)) })
 		if a.status != 503 || a.code() != "temporarily_unavailable" {
 			t.Errorf("broker %s, callback: %s", name, a)
 		}
-		a = within(t, 3*time.Second, "cancel", func() answer {
+		a = within(t, inTime, "cancel", func() answer {
 			return r.do(call{method: "DELETE", path: "/v1/orders/" + first.orderID(), token: token("first")})
 		})
 		if a.status != 503 || a.code() != "temporarily_unavailable" {
 			t.Errorf("broker %s, cancel: %s", name, a)
 		}
-		if code, body := r.ops("/readyz"); code != 200 {
-			t.Errorf("broker %s: a missing broker is no reason to be not ready: %s", name, body)
-		}
+		eventually(t, func() error { // the broker stays away meanwhile
+			if code, body := r.ops("/readyz"); code != 200 {
+				return fmt.Errorf("broker %s: a missing broker is no reason to be not ready: %s", name, body)
+			}
+			return nil
+		})
 		w.http.CloseIdleConnections()
 		eventually(t, func() error {
 			if n := runtime.NumGoroutine(); n > before+20 {
@@ -103,7 +127,7 @@ func TestWithoutABrokerClicksAreAnsweredAndCallersThatNeedItAreToldToRetry(t *te
 	}
 	proxy.Resume()
 	body := payment(first.orderID(), 1999, "CNY", "txn")
-	testkit.Eventually(t, 30*time.Second, func() error {
+	eventually(t, func() error {
 		if a := r.pay(body, signed(hookSecret, "wh", time.Now(), body)); a.status != 202 {
 			return fmt.Errorf("%s", a)
 		}
@@ -122,16 +146,14 @@ func TestAnUnknownOutcomeNamesTheOrder(t *testing.T) {
 	if a := r.do(call{method: "GET", path: "/v1/activities/sale"}); a.status != 200 {
 		t.Fatal(a)
 	}
-	if a := r.buy("sale", "first", 1, ""); a.status != 202 { // from now on Redis knows the script
-		t.Fatal(a)
-	}
+	r.surely("sale", "first")     // from now on Redis knows the script
 	proxy.DropRepliesAfter(buyer) // only his reservation names him
-	a := within(t, 3*time.Second, "click", func() answer { return r.buy("sale", buyer, 1, "") })
+	a := within(t, inTime, "click", func() answer { return r.buy("sale", buyer, 1, "") })
 	if a.status != 503 || a.code() != "temporarily_unavailable" || a.orderID() == "" {
 		t.Fatalf("%s", a)
 	}
 	proxy.Resume()
-	testkit.Eventually(t, 15*time.Second, func() error {
+	eventually(t, func() error {
 		s := r.do(call{method: "GET", path: "/v1/orders/" + a.orderID(), token: token(buyer)})
 		if s.status != 200 || s.fields["status"] != "reserved" {
 			return fmt.Errorf("%s", s)
@@ -200,10 +222,7 @@ func TestWithoutRedisEveryAnswerIsUnavailableInTimeAndReadinessFollows(t *testin
 	proxy := testkit.NewProxy(t, w.env.Addr)
 	r := w.replica(impatient, func(c *Config) { c.Redis.Addrs = []string{proxy.Addr} }).ready()
 	w.sale("sale")
-	bought := r.buy("sale", "u0", 1, "")
-	if bought.status != 202 {
-		t.Fatal(bought)
-	}
+	bought := r.surely("sale", "u0")
 	for name, fail := range map[string]func(){"cut": proxy.Cut, "stalled": proxy.Stall} {
 		fail()
 		body := payment(bought.orderID(), 1999, "CNY", "txn")
@@ -220,7 +239,7 @@ func TestWithoutRedisEveryAnswerIsUnavailableInTimeAndReadinessFollows(t *testin
 		var wg sync.WaitGroup
 		for what, c := range calls {
 			wg.Go(func() {
-				a := within(t, 3*time.Second, what, func() answer { return r.must(c) })
+				a := within(t, inTime, what, func() answer { return r.must(c) })
 				if a.status != 503 || a.code() != "temporarily_unavailable" {
 					t.Errorf("redis %s, %s: %s", name, what, a)
 				}
@@ -228,7 +247,7 @@ func TestWithoutRedisEveryAnswerIsUnavailableInTimeAndReadinessFollows(t *testin
 		}
 		wg.Wait()
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
+	eventually(t, func() error {
 		if code, body := r.ops("/readyz"); code != 503 || !strings.Contains(body, `"detail":"away"`) {
 			return fmt.Errorf("%d %s", code, body)
 		}
@@ -238,7 +257,7 @@ func TestWithoutRedisEveryAnswerIsUnavailableInTimeAndReadinessFollows(t *testin
 		t.Error("a missing Redis is no reason to be killed")
 	}
 	proxy.Resume()
-	testkit.Eventually(t, 15*time.Second, func() error {
+	eventually(t, func() error {
 		if code, body := r.ops("/readyz"); code != 200 {
 			return fmt.Errorf("%s", body)
 		}
@@ -268,7 +287,11 @@ func TestStoppingUnderLoadLosesNoAcceptedAnswer(t *testing.T) {
 	t.Parallel()
 	w := newWorldWithBroker(t)
 	published := w.collect(w.declare(), messaging.QueueOrders)
-	r := w.replica(func(c *Config) { c.HTTP.DrainDelay = 300 * time.Millisecond }).ready()
+	r := w.replica(func(c *Config) {
+		// Clients that saturate the machine go on meanwhile, and the answer of /readyz has to come through.
+		c.HTTP.DrainDelay = 5 * time.Second
+		c.Checkout.HandoffQueue = 100_000 // what does not fit would be the relay's, and none runs here
+	}).ready()
 	w.sale("sale", pools("mug", map[string]int{"national": 100_000}))
 	var (
 		mu       sync.Mutex
@@ -345,7 +368,10 @@ func TestStoppingWithoutABrokerEndsInTime(t *testing.T) {
 	w := newWorldWithBroker(t)
 	w.declare()
 	proxy, through := w.brokerThrough()
-	r := w.replica(func(c *Config) { c.RabbitMQ.URL = through }).ready()
+	r := w.replica(func(c *Config) {
+		c.RabbitMQ = messaging.Config{URL: through} // and the other deadlines of production
+		c.Checkout.PublishTimeout, c.HTTP.StopTimeout = 0, 0
+	}).ready()
 	w.sale("sale")
 	proxy.Stall()
 	if a := r.buy("sale", "u1", 1, ""); a.status != 202 {
@@ -386,7 +412,7 @@ func TestTooMuchAtOnceIsRefusedAtOnce(t *testing.T) {
 		}
 		return nil
 	})
-	a := within(t, time.Second, "a third", func() answer { return r.buy("sale", "u1", 1, "") })
+	a := within(t, patience/2, "a third", func() answer { return r.buy("sale", "u1", 1, "") })
 	if a.status != 503 || a.code() != "temporarily_unavailable" || a.orderID() != "" {
 		t.Errorf("%s", a)
 	}
@@ -414,7 +440,9 @@ func TestAUsersRateIsBoundedIfConfigured(t *testing.T) {
 func TestSlowHeadersAreClosedWhileBuyersGoOn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	r := w.replica().ready()
+	// A buyer who had to wait until the slow ones are closed would wait for this long.
+	const header = 10 * time.Second
+	r := w.replica(func(c *Config) { c.HTTP.ReadHeaderTimeout = header }).ready()
 	w.sale("sale", pools("mug", map[string]int{"national": 1000}))
 	const slow = 500
 	conns := make([]net.Conn, slow)
@@ -447,7 +475,7 @@ func TestSlowHeadersAreClosedWhileBuyersGoOn(t *testing.T) {
 					}
 				}
 			})
-			_ = c.SetReadDeadline(start.Add(20 * time.Second))
+			_ = c.SetReadDeadline(start.Add(time.Minute))
 			_, _ = io.Copy(io.Discard, c)
 			closed[i] = time.Since(start)
 			close(gone)
@@ -463,10 +491,10 @@ func TestSlowHeadersAreClosedWhileBuyersGoOn(t *testing.T) {
 		worst = max(worst, time.Since(at))
 	}
 	wg.Wait()
-	if m := slices.Max(closed); m > 10*time.Second {
+	if m := slices.Max(closed); m > 3*header {
 		t.Errorf("a slow connection was closed after %s", m)
 	}
-	if worst > 3*time.Second {
+	if worst > header*8/10 {
 		t.Errorf("a buyer waited %s", worst)
 	}
 }
@@ -602,7 +630,7 @@ func TestOneScriptCallPerReservationAndNoneForTheLosingCrowd(t *testing.T) {
 	}}); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
+	eventually(t, func() error {
 		if a := r.buy("sale", "lucky", 1, ""); a.status != 202 {
 			return fmt.Errorf("%s", a)
 		}

@@ -64,21 +64,36 @@ func newWorldWithBroker(t testing.TB) *world {
 	return newWorldOn(t, testkit.Redis(t), testkit.RabbitMQ(t))
 }
 
+// patience is how long tests that are not about deadlines wait for a store: test machines are busy, and
+// stand still for longer than a buyer would wait.
+const patience = 10 * time.Second
+
 func newWorldOn(t testing.TB, env testkit.RedisEnv, amqpURL string) *world {
 	t.Helper()
 	w := &world{t: t, env: env, amqp: amqpURL}
 	var err error
-	w.stock, err = stock.New(stock.Config{Addrs: []string{env.Addr}, DB: env.DB, Prefix: env.Prefix}, testkit.Logger(t), prometheus.NewRegistry())
+	w.stock, err = stock.New(w.stockConfig(), testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = w.stock.Close() })
-	w.redis = redis.NewClient(&redis.Options{Addr: env.Addr, DB: env.DB})
+	w.redis = redis.NewClient(&redis.Options{Addr: env.Addr, DB: env.DB, DialTimeout: patience, ReadTimeout: patience, PoolTimeout: patience})
 	t.Cleanup(func() { _ = w.redis.Close() })
 	transport := &http.Transport{MaxIdleConnsPerHost: 256}
-	w.http = &http.Client{Transport: transport, Timeout: 30 * time.Second}
+	w.http = &http.Client{Transport: transport, Timeout: time.Minute}
 	t.Cleanup(transport.CloseIdleConnections)
 	return w
+}
+
+func (w *world) stockConfig() stock.Config {
+	return stock.Config{
+		Addrs: []string{w.env.Addr}, DB: w.env.DB, Prefix: w.env.Prefix,
+		DialTimeout: patience, ReadTimeout: patience, PoolTimeout: patience,
+	}
+}
+
+func (w *world) brokerConfig() messaging.Config {
+	return messaging.Config{URL: w.amqp, RPCTimeout: 3 * patience, ConfirmTimeout: patience}
 }
 
 // declare makes the topology, as a worker would have.
@@ -96,7 +111,7 @@ func (w *world) declare() *messaging.Client {
 // broker is a client of its own, beside those of the replicas.
 func (w *world) broker() *messaging.Client {
 	w.t.Helper()
-	c, err := messaging.New(messaging.Config{URL: w.amqp}, testkit.Logger(w.t), prometheus.NewRegistry())
+	c, err := messaging.New(w.brokerConfig(), testkit.Logger(w.t), prometheus.NewRegistry())
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -127,7 +142,11 @@ func (w *world) collect(c *messaging.Client, queue string) *inbox {
 			in.mu.Lock()
 			defer in.mu.Unlock()
 			for _, d := range batch {
-				in.msgs = append(in.msgs, d.Message)
+				// When the connection is lost before the broker has our ack, it delivers again what was published once.
+				again := func(m messaging.Message) bool { return m.ID == d.ID }
+				if !d.Redelivered || !slices.ContainsFunc(in.msgs, again) {
+					in.msgs = append(in.msgs, d.Message)
+				}
 			}
 			return make([]messaging.Result, len(batch))
 		})
@@ -164,16 +183,19 @@ type replica struct {
 }
 
 func (w *world) config() Config {
-	return Config{
-		HTTP:     HTTPConfig{Addr: "127.0.0.1:0"},
+	c := Config{
+		HTTP:     HTTPConfig{Addr: "127.0.0.1:0", WriteTimeout: 3 * patience, StopTimeout: time.Minute},
 		Metrics:  MetricsConfig{Addr: "127.0.0.1:0"},
-		Redis:    stock.Config{Addrs: []string{w.env.Addr}, DB: w.env.DB, Prefix: w.env.Prefix, ReadTimeout: 5 * time.Second},
-		RabbitMQ: messaging.Config{URL: w.amqp},
+		Redis:    w.stockConfig(),
+		RabbitMQ: w.brokerConfig(),
 		Auth:     AuthConfig{JWTSecret: testSecret},
 		Payment:  PaymentConfig{Secrets: []config.Secret{hookSecret}},
-		// Generous where a test does not look at the deadline itself: test machines are busy.
-		Checkout: checkout.Config{RedisTimeout: 5 * time.Second},
+		Checkout: checkout.Config{RedisTimeout: patience},
 	}
+	if w.amqp != noBroker { // without one there is nothing to be patient for
+		c.Checkout.PublishTimeout = patience // no relay runs here: what is confirmed too late is never published
+	}
+	return c
 }
 
 func (w *world) replica(change ...func(*Config)) *replica {
@@ -265,10 +287,15 @@ func (w *world) announce(id string, change ...func(*stock.Activity)) *stock.Acti
 	return a
 }
 
-// impatient gives a replica its deadlines of production.
+// impatient gives a replica deadlines that a test can wait for. They are longer than those of production, so
+// that a machine that stands still for a while seldom meets them.
 func impatient(c *Config) {
-	c.Redis.ReadTimeout, c.Checkout.RedisTimeout = 0, 0
+	c.Redis.ReadTimeout, c.Checkout.RedisTimeout = 2*time.Second, 5*time.Second
 }
+
+// inTime is within which an answer comes that waits for deadlines of impatient and the machine's stalls;
+// the clients of the tests would wait for longer.
+const inTime = 20 * time.Second
 
 func pools(sku string, levels map[string]int) func(*stock.Activity) {
 	return func(a *stock.Activity) { a.Items = []stock.Item{{SKU: sku, PriceMinor: 1999, Pools: levels}} }
@@ -496,5 +523,5 @@ func hmacSHA256(key []byte, text string) []byte {
 
 func eventually(t testing.TB, cond func() error) {
 	t.Helper()
-	testkit.Eventually(t, 30*time.Second, cond)
+	testkit.Eventually(t, time.Minute, cond)
 }

@@ -28,7 +28,7 @@ type run struct {
 
 func ctl(t *testing.T, env map[string]string, in string, terminal bool, args ...string) run {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	var out, errs bytes.Buffer
 	code := command.Run(ctx, command.IO{
