@@ -23,6 +23,7 @@ var ErrLockLost = errors.New("lock was lost")
 // The lock is given back on every path, errors and panics included.
 func (c *Client) Hold(ctx context.Context, what string, ttl time.Duration, fn func(context.Context) error) (err error) {
 	key := c.cfg.Prefix + "seckill:lock:" + what
+	began := time.Now() // before it is asked for: Redis' ttl does not wait for our reading of the answer
 	lock, err := redislock.Obtain(ctx, c.rdb, key, ttl, nil)
 	if errors.Is(err, redislock.ErrNotObtained) {
 		return fmt.Errorf("lock %s: %w", what, ErrLocked)
@@ -34,7 +35,7 @@ func (c *Client) Hold(ctx context.Context, what string, ttl time.Duration, fn fu
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		c.renew(held, lock, ttl, cancel)
+		c.renew(held, lock, began.Add(ttl), ttl, cancel)
 	}()
 	defer func() {
 		cancel(nil)
@@ -49,10 +50,10 @@ func (c *Client) Hold(ctx context.Context, what string, ttl time.Duration, fn fu
 	return fn(held)
 }
 
-func (c *Client) renew(ctx context.Context, lock *redislock.Lock, ttl time.Duration, cancel context.CancelCauseFunc) {
+// renew believes in the lock until the given time unless it is renewed.
+func (c *Client) renew(ctx context.Context, lock *redislock.Lock, until time.Time, ttl time.Duration, cancel context.CancelCauseFunc) {
 	tick := time.NewTicker(ttl / 3)
 	defer tick.Stop()
-	until := time.Now().Add(ttl)
 	for {
 		select {
 		case <-ctx.Done():
