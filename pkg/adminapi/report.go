@@ -1,6 +1,9 @@
 package adminapi
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // Report is what became of a sale: what finance reads. GET /admin/v1/activities/{id}/report.
 type Report struct {
@@ -56,7 +59,8 @@ func (l *ReportLine) Add(o ReportLine) {
 	l.Rejected.Plus(o.Rejected)
 }
 
-// ReportCount counts orders. AmountMinor is in minor units of the report's currency.
+// ReportCount counts orders. AmountMinor is in minor units of the report's currency; math.MaxInt64 stands
+// for that and all above it.
 type ReportCount struct {
 	Orders      int   `json:"orders"`
 	Units       int64 `json:"units"`
@@ -67,6 +71,10 @@ type ReportCount struct {
 func (c *ReportCount) Plus(o ReportCount) {
 	c.Orders += o.Orders
 	c.Units += o.Units
+	if c.AmountMinor > math.MaxInt64-o.AmountMinor {
+		c.AmountMinor = math.MaxInt64
+		return
+	}
 	c.AmountMinor += o.AmountMinor
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"seckill/pkg/stock"
 	"seckill/services/order-worker/internal/audit"
 	"seckill/services/order-worker/internal/store"
 )
@@ -56,7 +57,14 @@ func (s *Service) SetPaused(ctx context.Context, id string, paused bool, by audi
 	if err != nil {
 		return false, fmt.Errorf("%s activity %s: %w", verb, id, err)
 	}
-	return changed, s.PushPaused(ctx, id)
+	err = s.PushPaused(ctx, id)
+	if errors.Is(err, stock.ErrActivityNotFound) {
+		// Redis has lost the sale, or a part of it: the rest has been told, and whatever brings the lost
+		// part back asks MySQL first.
+		s.log.WarnContext(ctx, "redis has lost a part of a sale that was told whether it is paused", "activity_id", id, "error", err)
+		err = nil
+	}
+	return changed, err
 }
 
 // PushPaused tells every bucket what MySQL says, and looks again afterwards: somebody who pushed an

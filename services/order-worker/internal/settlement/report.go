@@ -4,12 +4,17 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"sort"
 
 	"seckill/pkg/adminapi"
 	"seckill/pkg/order"
 	"seckill/services/order-worker/internal/store"
 )
+
+// amounts sums what each order alone keeps within bounds, expired ones included: all together they may be
+// more than 64 bits hold, which must not keep a sale from closing.
+const amounts = "CAST(LEAST(SUM(amount_minor), 9223372036854775807) AS SIGNED)"
 
 // Report is what became of a sale, as MySQL has it now; once the sale is closed, as it was then, with
 // the refunds since then apart. It adds up, or says where it does not.
@@ -32,7 +37,7 @@ func (s *Service) Report(ctx context.Context, id string) (adminapi.Report, error
 		Units  int64
 		Amount int64
 	}
-	err = s.st.DB(ctx).Raw("SELECT sku_id AS sku_id, pool, COUNT(*) AS orders, SUM(quantity) AS units, SUM(amount_minor) AS amount FROM orders "+
+	err = s.st.DB(ctx).Raw("SELECT sku_id AS sku_id, pool, COUNT(*) AS orders, SUM(quantity) AS units, "+amounts+" AS amount FROM orders "+
 		"WHERE id > ? AND id < ? AND activity_id = ? AND status = 'refunded' AND updated_at > ? GROUP BY sku_id, pool ORDER BY sku_id, pool",
 		id+"-", id+".", id, d.ClosedAt).Scan(&late).Error
 	if err != nil {
@@ -96,7 +101,7 @@ func (s *Service) tally(ctx context.Context, id string) (adminapi.Report, error)
 		Units          int64
 		Amount         int64
 	}
-	err = tx.DB().Raw("SELECT sku_id, pool, status, reason, COUNT(*) AS orders, SUM(quantity) AS units, SUM(amount_minor) AS amount FROM orders "+
+	err = tx.DB().Raw("SELECT sku_id, pool, status, reason, COUNT(*) AS orders, SUM(quantity) AS units, "+amounts+" AS amount FROM orders "+
 		"WHERE id > ? AND id < ? AND activity_id = ? GROUP BY sku_id, pool, status, reason", id+"-", id+".", id).Scan(&groups).Error
 	if err != nil {
 		return r, fmt.Errorf("count orders of activity %s: %w", id, err)
@@ -153,7 +158,7 @@ func (s *Service) tally(ctx context.Context, id string) (adminapi.Report, error)
 		Amount int64
 	}
 	// By the order's id, not by its row: money may be kept for an order that never came.
-	if err := tx.DB().Raw("SELECT status, COUNT(*) AS n, SUM(amount_minor) AS amount FROM payments WHERE "+store.PaymentsOf+" GROUP BY status",
+	if err := tx.DB().Raw("SELECT status, COUNT(*) AS n, "+amounts+" AS amount FROM payments WHERE "+store.PaymentsOf+" GROUP BY status",
 		store.PaymentsOfArgs(id)...).Scan(&money).Error; err != nil {
 		return r, fmt.Errorf("sum payments of activity %s: %w", id, err)
 	}
@@ -184,6 +189,16 @@ func (s *Service) tally(ctx context.Context, id string) (adminapi.Report, error)
 	}
 	if r.Payments.Applied.AmountMinor != r.Total.Sold.AmountMinor {
 		r.Problems = append(r.Problems, fmt.Sprintf("orders sold for %d, payments applied of %d", r.Total.Sold.AmountMinor, r.Payments.Applied.AmountMinor))
+	}
+	t := r.Total
+	for what, n := range map[string]int64{
+		"sold": t.Sold.AmountMinor, "pending": t.Pending.AmountMinor, "cancelled": t.Cancelled.AmountMinor, "expired": t.Expired.AmountMinor,
+		"refunded": t.Refunded.AmountMinor, "rejected": t.Rejected.AmountMinor, "payments applied": r.Payments.Applied.AmountMinor,
+		"refunds due": r.Payments.RefundDue.AmountMinor, "refunds settled": r.Payments.Settled.AmountMinor, "payments kept": r.Payments.Kept.AmountMinor,
+	} {
+		if n == math.MaxInt64 {
+			r.Problems = append(r.Problems, fmt.Sprintf("%s: the amount is more than can be told, at least %d", what, n))
+		}
 	}
 	sort.Strings(r.Problems)
 	r.AddsUp = len(r.Problems) == 0

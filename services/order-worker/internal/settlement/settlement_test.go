@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -657,6 +658,38 @@ func TestUnitsFromNowhereAreNotSettled(t *testing.T) { // O24
 	}
 	if v, err := r.Verifier.Verify(short(t), "sale"); err != nil || v.OK {
 		t.Errorf("verify passes: %+v, %v", v, err)
+	}
+}
+
+// The amounts of a sale's orders, expired ones included, may be more than 64 bits hold: the sale closes,
+// and its report says that it cannot tell them.
+func TestAmountsBeyondAllBoundsCloseTheSale(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{Ends: quick})
+	r.Sell(rig.Plan("sale", map[string]int{"national": 10}))
+	r.ConsumeOrders()
+	r.ConsumeRollbacks()
+	r.ConsumePayments()
+	for i := range 3 {
+		o := r.MustBuy("sale", fmt.Sprintf("u%d", i))
+		r.Publish(messaging.OrderReserved([]order.Order{o}))
+		status(r, o, order.Pending)
+		pay(r, o)
+		status(r, o, order.Paid)
+	}
+	r.Exec("UPDATE orders SET amount_minor = ? WHERE activity_id = 'sale'", int64(math.MaxInt64)/2)
+	r.Exec("UPDATE payments SET amount_minor = ? WHERE order_id LIKE 'sale-%'", int64(math.MaxInt64)/2)
+	if _, err := r.Ends.End(short(t), "sale", rig.Operator(), ""); err != nil {
+		t.Fatal(err)
+	}
+	r.Go(r.Ends.Run)
+	becomes(r, "sale", "closed")
+	rep, err := r.Ends.Report(short(t), "sale")
+	if err != nil || rep.AddsUp || rep.Total.Sold.Orders != 3 || rep.Total.Sold.AmountMinor != math.MaxInt64 || !strings.Contains(strings.Join(rep.Problems, ";"), "sold: the amount is more than can be told") {
+		t.Errorf("%+v, %v", rep, err)
+	}
+	if _, err := r.Verifier.Verify(short(t), "sale"); err != nil {
+		t.Error(err)
 	}
 }
 
