@@ -14,7 +14,7 @@ const (
 	DiffContradicts  = "contradicts"   // record and row say things that cannot both be: reported only
 	DiffStock        = "stock"         // the units left differ: set to what MySQL and the records leave
 	DiffLimit        = "limit"         // a buyer holds more or less than his orders say: reported only
-	DiffUnexplained  = "unexplained"   // a pool's row does not add up in MySQL itself: reported only
+	DiffUnexplained  = "unexplained"   // a pool's row does not add up in MySQL itself, or is not there: reported only
 )
 
 // Difference is one thing in which the stores differ.

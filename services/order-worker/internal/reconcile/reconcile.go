@@ -725,6 +725,13 @@ func (p *pass) compareStock(ctx context.Context) error {
 		}
 	}
 	p.compareLimits()
+	for _, b := range p.buckets {
+		for sku, pools := range b.Stock {
+			for pool := range pools {
+				want[[2]string{sku, pool}] += 0 // also what MySQL has no row of
+			}
+		}
+	}
 	for key, n := range want {
 		sku, pool := key[0], key[1]
 		var have int64
@@ -733,6 +740,11 @@ func (p *pass) compareStock(ctx context.Context) error {
 			units, ok := b.Stock[sku][pool]
 			missing = missing || !ok
 			have += int64(units)
+		}
+		if _, ok := p.avail[key]; !ok {
+			p.add(adminapi.Difference{Kind: adminapi.DiffUnexplained, SKU: sku, Pool: pool, Units: have,
+				Detail: fmt.Sprintf("%d left in redis, and mysql has no row of the pool: its orders cannot be written", have)})
+			continue
 		}
 		if missing {
 			p.add(adminapi.Difference{Kind: adminapi.DiffStock, SKU: sku, Pool: pool, Units: have - n, Detail: "a stock key is missing: rebuild the activity"})

@@ -142,6 +142,24 @@ func TestDifferencesAreFoundAndMended(t *testing.T) {
 	}
 }
 
+// A pool whose row somebody has deleted sells what MySQL cannot write: it is told, and nothing is mended.
+func TestAPoolWithoutARowIsFound(t *testing.T) { // R8
+	t.Parallel()
+	r := rig.New(t, rig.Options{Reconcile: now})
+	r.Sell(rig.Plan("sale", map[string]int{"national": 10, "beijing": 5}))
+	r.MustBuy("sale", "u")
+	r.Exec("DELETE FROM activity_stock WHERE activity_id = 'sale' AND pool = 'national'")
+	for _, repair := range []bool{false, true} {
+		res, err := r.Reconciler.Reconcile(ctx2(r), "sale", repair)
+		if k := kinds(res); err != nil || k[adminapi.DiffUnexplained] != 1 || res.Differences[len(res.Differences)-1].Repaired {
+			t.Errorf("repair %v: %+v %v", repair, res, err)
+		}
+	}
+	if n, err := r.Redis.Get(ctx(t), r.Prefix+"seckill:stock:{sale:0}:sku:national").Int(); err != nil || n != 9 {
+		t.Errorf("%d left in redis, %v", n, err)
+	}
+}
+
 // O24, R7: the database has less than Redis. What was sold too much is rejected, and the rest is brought
 // in line by itself: no more is accepted.
 func TestO24_RedisIsBroughtInLine(t *testing.T) {
