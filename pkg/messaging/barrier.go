@@ -51,7 +51,7 @@ func (c *Client) Inspect(ctx context.Context, queue string) (QueueState, error) 
 		return QueueState{}, err
 	}
 	var st QueueState
-	err = c.keeper.onChannel(conn, func(ch *amqp.Channel) error {
+	err = c.keeper.onChannel(ctx, conn, func(ch *amqp.Channel) error {
 		q, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
 		st = QueueState{Ready: q.Messages, Consumers: q.Consumers}
 		return refused(queue, err)

@@ -264,9 +264,9 @@ func (k *keeper) lookAt(ctx context.Context, c *conn, mode int) error {
 	case keepDeclared:
 		err = k.declare(ctx, c)
 	case keepChecked:
-		err = k.check(c, append(k.absent(), ExchangeEvents), QueueOrders, QueuePayments, QueueRollbacks)
+		err = k.check(ctx, c, append(k.absent(), ExchangeEvents), QueueOrders, QueuePayments, QueueRollbacks)
 	default:
-		good, err = TopologyUnknown, k.check(c, k.absent())
+		good, err = TopologyUnknown, k.check(ctx, c, k.absent())
 	}
 	var mismatch *TopologyMismatchError
 	switch {
@@ -312,15 +312,15 @@ func (k *keeper) declare(ctx context.Context, c *conn) error {
 			return refused(b.queue, ch.QueueBind(b.queue, b.key, b.exchange, false, nil))
 		})
 	}
-	return k.onChannel(c, steps...)
+	return k.onChannel(ctx, c, steps...)
 }
 
 // check looks whether exchanges and queues are there. A passive declare of something that is not
 // closes its channel, so each has one of its own. It cannot see arguments or bindings: those show in
 // Declare and in returned messages.
-func (k *keeper) check(c *conn, exchanges []string, queues ...string) error {
+func (k *keeper) check(ctx context.Context, c *conn, exchanges []string, queues ...string) error {
 	for _, name := range exchanges {
-		err := k.onChannel(c, func(ch *amqp.Channel) error {
+		err := k.onChannel(ctx, c, func(ch *amqp.Channel) error {
 			return refused(name, ch.ExchangeDeclarePassive(name, amqp.ExchangeTopic, true, false, false, false, nil))
 		})
 		if err != nil {
@@ -328,7 +328,7 @@ func (k *keeper) check(c *conn, exchanges []string, queues ...string) error {
 		}
 	}
 	for _, name := range queues {
-		err := k.onChannel(c, func(ch *amqp.Channel) error {
+		err := k.onChannel(ctx, c, func(ch *amqp.Channel) error {
 			_, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
 			return refused(name, err)
 		})
@@ -341,8 +341,8 @@ func (k *keeper) check(c *conn, exchanges []string, queues ...string) error {
 
 // onChannel takes steps on a channel of their own until one fails. Each has the RPC time-out for itself: a
 // broker that is slow by the call, as a cluster may be that has to place each queue, is not one that is
-// away.
-func (k *keeper) onChannel(c *conn, steps ...func(*amqp.Channel) error) error {
+// away. Nobody waits for the rest when ctx has ended.
+func (k *keeper) onChannel(ctx context.Context, c *conn, steps ...func(*amqp.Channel) error) error {
 	var ch *amqp.Channel
 	err := c.bounded(k.cfg.RPCTimeout, func() (err error) {
 		ch, err = c.Channel()
@@ -352,6 +352,9 @@ func (k *keeper) onChannel(c *conn, steps ...func(*amqp.Channel) error) error {
 		return fmt.Errorf("open channel: %w", err)
 	}
 	for _, step := range steps {
+		if err = ctx.Err(); err != nil {
+			break
+		}
 		if err = c.bounded(k.cfg.RPCTimeout, func() error { return step(ch) }); err != nil {
 			break
 		}
@@ -394,7 +397,7 @@ func (k *keeper) probe(ctx context.Context, c *conn) error {
 func (k *keeper) probeStream(ctx context.Context, c *conn, version string) error {
 	// A name of its own: two programs that declare and delete the same stream at once hang in the broker.
 	name := "seckill.probe." + rand.Text()
-	err := k.onChannel(c, func(ch *amqp.Channel) error {
+	err := k.onChannel(ctx, c, func(ch *amqp.Channel) error {
 		_, err := ch.QueueDeclare(name, true, false, false, false, amqp.Table{"x-queue-type": "stream", "x-max-length-bytes": int64(1)})
 		return err //nolint:wrapcheck // judged below
 	}, func(ch *amqp.Channel) error {

@@ -56,6 +56,13 @@ func TestTopologyIsDeclaredOnASlowBroker(t *testing.T) {
 	if err := c.Declare(within(t, patience)); err != nil {
 		t.Error(err)
 	}
+	began := time.Now()
+	if err := c.Declare(within(t, 2*lag)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("declared without time: %v", err)
+	}
+	if took := time.Since(began); took > cfg.RPCTimeout {
+		t.Errorf("a caller without time waited %s", took)
+	}
 }
 
 // O13: a queue that exists with another argument is named with wanted and found value, stays as it is,
