@@ -63,8 +63,6 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 		up(t, c, 1)
 		paid := OrderPaid(Payment{OrderID: anOrder(1).ID, TransactionID: "t1", AmountMinor: 1, Currency: "CNY", ReceivedAt: at(0)})
 		ctl(t, "eval", "vm_memory_monitor:set_vm_memory_high_watermark(0.0000001), rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
-		// Far below what ends a call that the block holds up: the socket's 20 s, Close's own 10 s.
-		const limit = 8 * time.Second
 		// The broker tells a connection only when it publishes.
 		large := reserved1(1)
 		large.Body = make([]byte, 1<<20)
@@ -76,7 +74,7 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 				}
 				return nil
 			})
-			if err := p.Wait(within(t, limit)); !errors.Is(err, ErrUnknownOutcome) || errors.Is(err, context.DeadlineExceeded) {
+			if err := p.Wait(within(t, 5*time.Second)); !errors.Is(err, ErrUnknownOutcome) || errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("first publish: %v", err)
 			}
 		}
@@ -90,10 +88,10 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 				}
 			}
 		}
-		if d := time.Since(began); d > limit {
+		if d := time.Since(began); d > 2*time.Second {
 			t.Errorf("5000 sends took %s", d)
 		}
-		if n := runtime.NumGoroutine(); n > before+1000 {
+		if n := runtime.NumGoroutine(); n > before+20 {
 			t.Errorf("%d goroutines, %d before", n, before)
 		}
 		// Writes that do fill the socket: a third client learns of the block only by them.
@@ -105,17 +103,17 @@ func TestBrokerThatMisbehaves(t *testing.T) {
 			pending = append(pending, third.Send(t.Context(), ExchangeEvents, large))
 		}
 		for _, p := range pending {
-			if err := p.Wait(within(t, limit)); err == nil || errors.Is(err, context.DeadlineExceeded) {
+			if err := p.Wait(within(t, 4*time.Second)); err == nil || errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("large publish: %v", err)
 			}
 		}
-		if d := time.Since(began); d > limit {
+		if d := time.Since(began); d > 3*time.Second {
 			t.Errorf("outcomes took %s", d)
 		}
 		for _, x := range []*Client{closing, third} {
 			began = time.Now()
 			_ = x.Close(within(t, time.Second))
-			if d := time.Since(began); d > limit {
+			if d := time.Since(began); d > 1500*time.Millisecond {
 				t.Errorf("close took %s", d)
 			}
 		}

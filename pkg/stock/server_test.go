@@ -436,7 +436,7 @@ func TestBusyRedisAnswersWithinTheDeadlineAndRecovers(t *testing.T) { // O06 d
 		began := time.Now()
 		r := b.ask(a, user, 1)
 		_, err := b.Reserve(ctx, r)
-		if took := time.Since(began); took > 15*time.Second {
+		if took := time.Since(began); took > 3*time.Second {
 			t.Errorf("answered after %s", took)
 		}
 		switch {
@@ -465,7 +465,7 @@ func TestBusyRedisAnswersWithinTheDeadlineAndRecovers(t *testing.T) { // O06 d
 		t.Errorf("the loop ended with %v", err)
 	}
 	before := fine
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, 2*time.Second, func() error {
 		if reserve(fmt.Sprintf("after-%d", i)); fine == before {
 			i++
 			return errors.New("not back")
@@ -583,7 +583,7 @@ func TestCallerLeavesAtItsDeadline(t *testing.T) {
 			defer cancel()
 			began := time.Now()
 			_, err := b.Reserve(ctx, b.ask(a, fmt.Sprintf("u%d", i), 1))
-			if took := time.Since(began); took > patience/2 || err == nil { // the connection would wait for patience
+			if took := time.Since(began); took > time.Second || err == nil {
 				t.Errorf("%v after %s", err, took)
 			}
 			if !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrUnknownOutcome) {
