@@ -113,10 +113,8 @@ func TestRetryAndDeadLetterKeepIdAndSayWhy(t *testing.T) {
 	bad := Message{ID: "bad", Key: KeyOrderReserved, Body: []byte("not protobuf"), Headers: map[string]string{"traceparent": "t-2"}}
 	must(t, c.Publish(t.Context(), ExchangeEvents, good, bad))
 	// Foreign programs send without an id, with odd headers, a long body, to the queue itself.
-	a.do(func(ch *amqp.Channel) error {
-		return ch.PublishWithContext(t.Context(), "", QueueOrders, true, false, amqp.Publishing{
-			Body: make([]byte, 2<<20), DeliveryMode: amqp.Persistent, Headers: amqp.Table{headerOrders: "many", headerAttempt: int64(-7), "n": int64(1)},
-		})
+	a.send("", QueueOrders, amqp.Publishing{
+		Body: make([]byte, 2<<20), Headers: amqp.Table{headerOrders: "many", headerAttempt: int64(-7), "n": int64(1)},
 	})
 	a.has(QueueDead, 3)
 	letters := map[string]amqp.Delivery{}
@@ -199,15 +197,9 @@ func TestCopiesOfMessagesWithHugeHeadersFitIntoAFrame(t *testing.T) {
 	for i := range 1200 {
 		many[fmt.Sprintf("h-%04d", i)] = strings.Repeat("y", 90)
 	}
-	a.do(func(ch *amqp.Channel) error {
-		for id, h := range map[string]amqp.Table{"junk": {"blob": strings.Repeat("x", 130_950), "traceparent": "t"}, "many": many} {
-			err := ch.PublishWithContext(t.Context(), ExchangeEvents, KeyOrderReserved, true, false, amqp.Publishing{MessageId: id, Headers: h, Body: []byte("junk"), DeliveryMode: amqp.Persistent})
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	for id, h := range map[string]amqp.Table{"junk": {"blob": strings.Repeat("x", 130_950), "traceparent": "t"}, "many": many} {
+		a.send(ExchangeEvents, KeyOrderReserved, amqp.Publishing{MessageId: id, Headers: h, Body: []byte("junk")})
+	}
 	a.has(QueueDead, 2)
 	for range 2 {
 		d := a.get(QueueDead)

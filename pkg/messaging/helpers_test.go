@@ -195,6 +195,28 @@ func (a *admin) try(f func(ch *amqp.Channel) error) error {
 	return f(ch)
 }
 
+// send publishes as a foreign program does and waits until the broker has confirmed. Without confirms a
+// quorum queue may drop what was published right before the channel closes: the news of the close overtakes it.
+func (a *admin) send(exchange, key string, msgs ...amqp.Publishing) {
+	a.t.Helper()
+	a.do(func(ch *amqp.Channel) error {
+		if err := ch.Confirm(false); err != nil {
+			return err
+		}
+		for _, m := range msgs {
+			m.DeliveryMode = amqp.Persistent
+			confirm, err := ch.PublishWithDeferredConfirm(exchange, key, true, false, m)
+			if err != nil {
+				return err
+			}
+			if ok, err := confirm.WaitContext(within(a.t, patience)); err != nil || !ok {
+				return fmt.Errorf("confirmed %t: %w", ok, err)
+			}
+		}
+		return nil
+	})
+}
+
 // depth is how many messages are ready in a queue.
 func (a *admin) depth(queue string) int {
 	a.t.Helper()
