@@ -313,6 +313,12 @@ type row struct {
 	Quantity  int
 }
 
+// known is false for a status that no program wrote.
+func (r row) known() bool {
+	_, err := order.ParseStatus(string(r.Status))
+	return err == nil
+}
+
 func (p *pass) run(ctx context.Context) error {
 	var err error
 	if p.a, err = p.s.sales.Outline(ctx, p.d); err != nil {
@@ -448,6 +454,8 @@ func (p *pass) compareOrders(ctx context.Context) error {
 	for id, rec := range p.records {
 		r, ok := p.rows[id]
 		switch {
+		case ok && !r.known():
+			// named below, with the rows
 		case !ok:
 			if rec.Status.Live() && !waiting[id] && now.Sub(rec.ReservedAt) >= p.s.cfg.Young {
 				publish = append(publish, rec)
@@ -467,6 +475,11 @@ func (p *pass) compareOrders(ctx context.Context) error {
 		}
 	}
 	for id, r := range p.rows {
+		if !r.known() {
+			p.add(adminapi.Difference{Kind: adminapi.DiffContradicts, OrderID: id, SKU: r.SKU, Pool: r.Pool, Units: int64(r.Quantity),
+				Detail: fmt.Sprintf("mysql has it with the unknown status %q", r.Status)})
+			continue
+		}
 		if _, ok := p.records[id]; !ok && r.Status.Live() {
 			oid, err := order.ParseID(id)
 			if err != nil {

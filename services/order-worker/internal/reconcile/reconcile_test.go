@@ -160,6 +160,49 @@ func TestAPoolWithoutARowIsFound(t *testing.T) { // R8
 	}
 }
 
+// A status that somebody wrote by hand is told with its order; it neither stops the comparison of the
+// others nor is it guessed at.
+func TestAnUnknownStatusIsFound(t *testing.T) { // R8
+	t.Parallel()
+	r := rig.New(t, rig.Options{Reconcile: now})
+	r.Sell(rig.Plan("sale", map[string]int{"national": 10}))
+	r.ConsumeOrders()
+	var orders []order.Order
+	for _, user := range []string{"seen", "forgotten", "released"} {
+		o := r.MustBuy("sale", user)
+		orders = append(orders, o)
+		r.Publish(messaging.OrderReserved([]order.Order{o}))
+	}
+	persisted(r, 3)
+	quiet(r, "sale")
+	r.Exec("UPDATE orders SET status='payed' WHERE id IN (?, ?)", orders[0].ID.String(), orders[1].ID.String())
+	r.Redis.Del(ctx(t), r.Prefix+"seckill:order:{sale:0}:"+orders[1].ID.String())
+	r.Exec("UPDATE orders SET status='cancelled', reason='operator_cancelled', updated_at='2020-01-01' WHERE id = ?", orders[2].ID.String())
+	r.Exec("UPDATE activity_stock SET available=available+1, live=live-1 WHERE activity_id='sale'")
+
+	res, err := r.Reconciler.Reconcile(ctx(t), "sale", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := map[string]bool{}
+	for _, d := range res.Differences {
+		if d.Kind == adminapi.DiffContradicts && !d.Repaired && strings.Contains(d.Detail, `"payed"`) {
+			told[d.OrderID] = true
+		}
+	}
+	if len(told) != 2 || !told[orders[0].ID.String()] || !told[orders[1].ID.String()] {
+		t.Errorf("told %+v", res)
+	}
+	if rec, err := r.Stock.Order(ctx(t), orders[2].ID); err != nil || rec.Status != order.Cancelled {
+		t.Errorf("the order beside them: %+v %v", rec, err)
+	}
+	for _, o := range orders[:2] {
+		if n := r.Count("SELECT COUNT(*) FROM orders WHERE id = ? AND status = 'payed'", o.ID.String()); n != 1 {
+			t.Errorf("%s: status changed", o.ID)
+		}
+	}
+}
+
 // O24, R7: the database has less than Redis. What was sold too much is rejected, and the rest is brought
 // in line by itself: no more is accepted.
 func TestO24_RedisIsBroughtInLine(t *testing.T) {

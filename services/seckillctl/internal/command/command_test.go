@@ -160,6 +160,29 @@ func TestWaitingThatRunsOutIsPartlyDone(t *testing.T) {
 	}
 }
 
+// Exit code 3: some of the letters that were named took no part.
+func TestNamedLettersThatAreNotOpenAreTold(t *testing.T) {
+	t.Parallel()
+	job := adminapi.ReplayJob{ID: "j", State: adminapi.JobDone, Matched: 2, Sent: 2}
+	discarded := adminapi.DiscardResult{Matched: 2, Discarded: 2}
+	for _, tc := range []struct {
+		ids  []string
+		code int
+		err  string
+	}{
+		{[]string{"1", "2"}, command.CodeDone, ""},
+		{[]string{"1", "2", "1", "02"}, command.CodeDone, ""},
+		{[]string{"1", "2", "3", "4", "5"}, command.CodePartly, "3 of the 5 named letters are not open, or not there"},
+	} {
+		for _, flags := range [][]string{{"replay"}, {"replay", "--dry-run"}, {"discard", "--reason", "r", "--yes"}, {"discard", "--reason", "r", "--yes", "--dry-run"}} {
+			r := served(t, map[string]any{"POST replay-jobs": job, "POST dead-letters/discard": discarded}, append(append([]string{"dead"}, flags...), tc.ids...)...)
+			if r.code != tc.code || !strings.Contains(r.err, tc.err) || tc.err == "" && strings.Contains(r.err, "not open") {
+				t.Errorf("%v %v: %+v", flags, tc.ids, r)
+			}
+		}
+	}
+}
+
 // Exit code 1: it was tried.
 func TestWhatFailsIsAnError(t *testing.T) {
 	t.Parallel()

@@ -2,6 +2,7 @@ package command
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -54,9 +55,19 @@ func (l *letterFlags) selection(args []string) (adminapi.LetterSelection, error)
 		if err != nil {
 			return sel, err
 		}
-		sel.IDs = append(sel.IDs, id)
+		if !slices.Contains(sel.IDs, id) {
+			sel.IDs = append(sel.IDs, id)
+		}
 	}
 	return sel, nil
+}
+
+// notOpen is the error of a call in which some of the letters that were named took no part.
+func notOpen(sel adminapi.LetterSelection, matched int) error {
+	if n := len(sel.IDs) - matched; n > 0 {
+		return &ExitError{Code: CodePartly, Err: fmt.Errorf("%d of the %d named letters are not open, or not there", n, len(sel.IDs))}
+	}
+	return nil
 }
 
 func letterID(s string) (int64, error) {
@@ -200,7 +211,7 @@ func deadReplay(env *Env) *cobra.Command {
 			if err := env.Print(j, jobTable(j)); err != nil {
 				return err
 			}
-			return replayExit(env, j, noWait)
+			return replayExit(env, sel, j, noWait)
 		},
 	}
 	l.bind(cmd, false, true)
@@ -209,17 +220,17 @@ func deadReplay(env *Env) *cobra.Command {
 	return cmd
 }
 
-func replayExit(env *Env, j adminapi.ReplayJob, noWait bool) error {
+func replayExit(env *Env, sel adminapi.LetterSelection, j adminapi.ReplayJob, noWait bool) error {
 	switch {
 	case j.Matched == 0:
 		env.Say("no open dead letter matched")
 		return &ExitError{Code: CodeNothing}
 	case env.DryRun:
 		env.Say("would take %d letters: %s", j.Matched, verdictText(j.Verdicts))
-		return nil
+		return notOpen(sel, j.Matched)
 	case noWait && j.State != adminapi.JobDone:
 		env.Say("replay job %s is running", j.ID)
-		return nil
+		return notOpen(sel, j.Matched)
 	}
 	env.Say("sent %d, skipped %d, failed %d", j.Sent, j.Skipped, j.Failed)
 	switch {
@@ -230,7 +241,7 @@ func replayExit(env *Env, j adminapi.ReplayJob, noWait bool) error {
 	case j.Sent == 0:
 		return &ExitError{Code: CodeNothing}
 	}
-	return nil
+	return notOpen(sel, j.Matched)
 }
 
 func verdictText(m map[string]int) string {
@@ -279,7 +290,7 @@ func deadDiscard(env *Env) *cobra.Command {
 				return &ExitError{Code: CodeNothing}
 			case env.DryRun:
 				env.Say("would discard %d letters", r.Matched)
-				return nil
+				return notOpen(sel, r.Matched)
 			case r.Failed > 0 && r.Failed < r.Matched:
 				return &ExitError{Code: CodePartly}
 			case r.Failed > 0:
@@ -287,7 +298,7 @@ func deadDiscard(env *Env) *cobra.Command {
 			case r.Discarded+r.Resolved == 0:
 				return &ExitError{Code: CodeNothing}
 			}
-			return nil
+			return notOpen(sel, r.Matched)
 		},
 	}
 	l.bind(cmd, false, true)
