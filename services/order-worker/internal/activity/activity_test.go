@@ -73,6 +73,44 @@ func TestSaleIsMadeWithStockAndLedgerInOneGo(t *testing.T) {
 	}
 }
 
+// A window that is over takes no units and makes no sale; the plan of a sale that has been is the same plan
+// for ever.
+func TestAWindowThatIsOverIsRefused(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t, rig.Options{})
+	if _, err := r.Activities.SetInventory(short(t), "sku", "national", 100, rig.Operator()); err != nil {
+		t.Fatal(err)
+	}
+	plan := rig.Plan("sale", map[string]int{"national": 60})
+	over := plan
+	over.StartsAt, over.EndsAt = "2025-11-11T20:00:00+08:00", "2025-11-11T21:00:00+08:00"
+	refused := func(what string, err error) {
+		t.Helper()
+		var wrong sale.Problems
+		if !errors.As(err, &wrong) || len(wrong) != 1 || wrong[0].Field != "ends_at" || !strings.Contains(wrong[0].Detail, "is over already") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	_, _, err := r.Activities.Create(short(t), over, rig.Operator())
+	refused("create", err)
+	if _, _, err := r.Activities.Create(short(t), plan, rig.Operator()); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = r.Activities.Edit(short(t), over, rig.Operator())
+	refused("edit", err)
+	if n := r.Count("SELECT COUNT(*) FROM activities WHERE ends_at > UTC_TIMESTAMP()"); n != 1 || r.Count("SELECT COUNT(*) FROM activities") != 1 {
+		t.Errorf("%d sales that are to come", n)
+	}
+	if n := r.Count("SELECT on_hand FROM inventory"); n != 40 {
+		t.Errorf("%d on hand", n)
+	}
+
+	r.Exec("UPDATE activities SET starts_at = '2025-11-11 12:00:00', ends_at = '2025-11-11 13:00:00'")
+	if _, existed, err := r.Activities.Create(short(t), over, rig.Operator()); err != nil || !existed {
+		t.Errorf("the same plan after its end: existed %v, %v", existed, err)
+	}
+}
+
 func TestUnitsComeFromTheInventory(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t, rig.Options{})

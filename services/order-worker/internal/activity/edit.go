@@ -45,6 +45,13 @@ func (s *Service) Edit(ctx context.Context, plan sale.Sale, by audit.Actor) (d *
 			return err
 		}
 		changed = true
+		now, err := tx.Now(ctx)
+		if err != nil {
+			return err
+		}
+		if err := notOver(row, now); err != nil {
+			return err
+		}
 		if err := editTx(ctx, tx, was, row, plan, number+1); err != nil {
 			return err
 		}
