@@ -564,25 +564,38 @@ func TestO28_OpeningAndClosingTime(t *testing.T) {
 			t.Errorf("replica %d says that it is %s (%v)", i, state.Time, err)
 		}
 	}
+	right := func(at time.Time) string { // the code of a click at that moment; "" is accepted
+		switch {
+		case at.Before(starts):
+			return "activity_not_started"
+		case at.Before(ends):
+			return ""
+		}
+		return "activity_ended"
+	}
 	var ids []string
+	var got [2]reply
 	for n, edge := range []struct {
 		name string
 		at   time.Time
-		want string // code; "" is accepted
 	}{
-		{"S-4s", starts.Add(-4 * time.Second), "activity_not_started"},
-		{"S", starts.Add(5 * time.Millisecond), ""},
-		{"E-4s", ends.Add(-4 * time.Second), ""},
-		{"E", ends.Add(5 * time.Millisecond), "activity_ended"},
-		{"E+1s", ends.Add(time.Second), "activity_ended"},
+		{"S-1s", starts.Add(-time.Second)},
+		{"S", starts.Add(5 * time.Millisecond)},
+		{"E-1s", ends.Add(-time.Second)},
+		{"E", ends.Add(5 * time.Millisecond)},
+		{"E+1s", ends.Add(time.Second)},
 	} {
 		time.Sleep(time.Until(edge.at)) // the moment is the point of the test
-		var got [2]reply
-		barrier(2, func(i int) { got[i] = s.buy(i, sale, fmt.Sprintf("o28-%d-%d", n, i), "k", 1) })
-		for i, r := range got {
-			if r.Code != edge.want || r.accepted() != (edge.want == "") {
-				t.Errorf("%s, replica %d: %d %s %v", edge.name, i, r.Status, r.Body, r.Err)
+		barrier(2, func(i int) {
+			before := time.Now()
+			r := s.buy(i, sale, fmt.Sprintf("o28-%d-%d", n, i), "k", 1)
+			after := time.Now() // on a machine that stands still, the click may come after the edge
+			if r.Code != right(before) && r.Code != right(after) || r.accepted() != (r.Code == "") {
+				t.Errorf("%s, replica %d: %d %s %v, sent %s, answered %s", edge.name, i, r.Status, r.Body, r.Err, before, after)
 			}
+			got[i] = r
+		})
+		for _, r := range got {
 			if r.accepted() {
 				ids = append(ids, r.OrderID)
 			}
@@ -595,7 +608,7 @@ func TestO28_OpeningAndClosingTime(t *testing.T) {
 			records++
 		}
 	}
-	if n := s.level(sale, "sku", "national"); len(ids) != 4 || n != 16 || records != 8 {
+	if n := s.level(sale, "sku", "national"); len(ids) < 2 || n != 20-len(ids) || records != 2*len(ids) {
 		t.Errorf("%d accepted, %d units on sale, %d records and limits", len(ids), n, records)
 	}
 	// The end comes by the clock, and waits for what is on its way.
@@ -616,10 +629,10 @@ func TestO28_OpeningAndClosingTime(t *testing.T) {
 		s.mustPay(id)
 	}
 	rep := s.over(sale, ids...)
-	if rep.Total.Sold.Orders != 4 || rep.Total.Returned != 16 {
+	if rep.Total.Sold.Orders != len(ids) || rep.Total.Returned != int64(20-len(ids)) {
 		t.Errorf("report: %+v", rep.Total)
 	}
-	if n := s.count("SELECT on_hand FROM inventory WHERE pool = 'national'"); n != 20-4+spare {
-		t.Errorf("%d units in the warehouse, want %d", n, 20-4+spare)
+	if n := s.count("SELECT on_hand FROM inventory WHERE pool = 'national'"); n != 20-len(ids)+spare {
+		t.Errorf("%d units in the warehouse, want %d", n, 20-len(ids)+spare)
 	}
 }
