@@ -183,6 +183,34 @@ func TestNamedLettersThatAreNotOpenAreTold(t *testing.T) {
 	}
 }
 
+// "The same" is said of a sale only if it held still long enough to be compared.
+func TestReconcileSaysWhatItCameTo(t *testing.T) {
+	t.Parallel()
+	mended, left := adminapi.Difference{Kind: adminapi.DiffBehind, Repaired: true}, adminapi.Difference{Kind: adminapi.DiffStock}
+	for _, tc := range []struct {
+		name   string
+		found  []adminapi.Difference
+		moving bool
+		flags  []string
+		code   int
+	}{
+		{"the same", nil, false, nil, command.CodeDone},
+		{"moving", nil, true, nil, command.CodePartly},
+		{"differs", []adminapi.Difference{left}, false, nil, command.CodeCheck},
+		{"differs while moving", []adminapi.Difference{left}, true, nil, command.CodeCheck},
+		{"mended", []adminapi.Difference{mended}, false, []string{"--repair"}, command.CodeDone},
+		{"mended while moving", []adminapi.Difference{mended}, true, []string{"--repair"}, command.CodePartly},
+		{"mended in part", []adminapi.Difference{mended, left}, false, []string{"--repair"}, command.CodePartly},
+		{"not to be mended", []adminapi.Difference{left}, false, []string{"--repair"}, command.CodeCheck},
+	} {
+		answer := adminapi.ReconcileResult{ActivityID: "a", Passes: 1, Stable: !tc.moving, Differences: tc.found}
+		r := served(t, map[string]any{"POST a/reconcile": answer}, append([]string{"reconcile", "a"}, tc.flags...)...)
+		if r.code != tc.code || strings.Contains(r.err, "was moving") != tc.moving {
+			t.Errorf("%s: %+v", tc.name, r)
+		}
+	}
+}
+
 // Exit code 1: it was tried.
 func TestWhatFailsIsAnError(t *testing.T) {
 	t.Parallel()

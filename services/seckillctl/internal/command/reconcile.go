@@ -52,6 +52,8 @@ func reconcileCommand(env *Env) *cobra.Command {
 				return &ExitError{Code: CodePartly}
 			case left > 0:
 				return &ExitError{Code: CodeCheck}
+			case !r.Stable:
+				return &ExitError{Code: CodePartly} // nothing differs, as far as a moving sale can be compared
 			}
 			return nil
 		},
