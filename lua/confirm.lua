@@ -1,7 +1,8 @@
 #!lua
 -- Moves records forward after their rows are known to be in MySQL, and takes the orders out of the
 -- outbox and the parked set. Never creates a record and never moves one back (R1). The record lets go
--- of its idempotency key: MySQL has it from now on, and the key itself still names the order.
+-- of its idempotency key: MySQL has it from now on, and the key itself still names the order. A paid one
+-- also forgets that its money was on its way.
 --
 -- KEYS[1] hash  activity
 -- KEYS[2] zset  outbox
@@ -25,7 +26,7 @@ end
 local out, gone, changed = {}, {}, false
 for i = 1, #KEYS - 3 do
   local ulid, to = ARGV[2 * i - 1], ARGV[2 * i]
-  local r = redis.pcall('HMGET', KEYS[3 + i], 's', 'i')
+  local r = redis.pcall('HMGET', KEYS[3 + i], 's', 'i', 'm')
   -- Its row is in MySQL, so nothing of it waits any more, whatever its record looks like.
   gone[#gone + 1] = ulid
   if failed(r) then
@@ -37,6 +38,7 @@ for i = 1, #KEYS - 3 do
     elseif s == 'r' or (s == 'p' and to == 'd') then
       redis.call('HSET', KEYS[3 + i], 's', to)
       if r[2] then redis.call('HDEL', KEYS[3 + i], 'i') end
+      if r[3] and to == 'd' then redis.call('HDEL', KEYS[3 + i], 'm') end
       out[i], changed = 'applied', true
     else
       out[i] = 'already'

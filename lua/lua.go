@@ -14,6 +14,7 @@
 //	i  idempotency key, until the row is in MySQL (absent without one)
 //	w  reason of a final state
 //	d  1: money arrived that has to go back
+//	m  when money arrived that is on its way to MySQL (ms), until the order is paid
 package lua
 
 import _ "embed"
@@ -30,6 +31,8 @@ var (
 	Park string
 	//go:embed unpark.lua
 	Unpark string
+	//go:embed paying.lua
+	Paying string
 	//go:embed refund_due.lua
 	RefundDue string
 	//go:embed refund_receipt.lua

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -146,6 +147,35 @@ func (c *Client) records(ctx context.Context, activity string, bucket int, ulids
 		}
 	}
 	return out, errors.Join(errs...)
+}
+
+// Paying says of which orders money is on its way to MySQL, and since when by Redis' clock (MarkPaying).
+// What Redis does not know, or somebody has overwritten, is left out. One round trip.
+func (c *Client) Paying(ctx context.Context, ids []order.ID) (map[order.ID]time.Time, error) {
+	if len(ids) == 0 {
+		return nil, nil //nolint:nilnil // no orders, no payments
+	}
+	reads := make([]redis.Cmder, len(ids))
+	for i, id := range ids {
+		reads[i] = redis.NewStringCmd(context.Background(), "hget", c.keys(id.Activity, id.Bucket).order(id), "m")
+	}
+	if err := c.submit(ctx, reads...); err != nil {
+		return nil, fmt.Errorf("read payments on their way: %w", err)
+	}
+	var out map[order.ID]time.Time
+	for i, id := range ids {
+		since, err := reads[i].(*redis.StringCmd).Result()
+		if err = nilOK(err); err != nil && !errors.Is(err, ErrCorrupt) {
+			return nil, fmt.Errorf("read payments on their way: %w", err)
+		}
+		if ms, err := strconv.ParseInt(since, 10, 64); err == nil {
+			if out == nil {
+				out = map[order.ID]time.Time{}
+			}
+			out[id] = time.UnixMilli(ms).UTC()
+		}
+	}
+	return out, nil
 }
 
 // Outbox reads up to limit orders of one bucket that are not known to be in MySQL and were reserved

@@ -23,7 +23,7 @@ func newScript(source string) script {
 // scripts holds every script of the client.
 type scripts struct {
 	reserve, confirm, release, park, unpark     script
-	refundDue, refundReceipt                    script
+	paying, refundDue, refundReceipt            script
 	announce, warmPrepare, warmOpen, pause, end script
 	qualify, addStock                           script
 	fence, cleanupRecords, cleanupKeys, settle  script
@@ -45,6 +45,7 @@ func loadScripts() scripts {
 		qualify:     newScript(lua.Qualify),
 		addStock:    newScript(lua.AddStock),
 
+		paying:        newScript(lua.Paying),
 		refundDue:     newScript(lua.RefundDue),
 		refundReceipt: newScript(lua.RefundReceipt),
 

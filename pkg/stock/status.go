@@ -244,6 +244,15 @@ func codeError(what string, reply []string, meaning map[string]error) error {
 	return unknownCode(what, reply)
 }
 
+// MarkPaying notes that money for an order has come and is on its way to MySQL. An order that Redis does
+// not know, or that waits for no money any more, is left alone without an error.
+func (c *Client) MarkPaying(ctx context.Context, id order.ID) error {
+	k := c.keys(id.Activity, id.Bucket)
+	call := c.scripts.paying.call([]string{k.order(id)})
+	return c.runAll(ctx, "note payment of order "+id.String(), []*scriptCmd{call},
+		map[string]error{"applied": nil, "already": nil, "no_record": nil})
+}
+
 // MarkRefundDue marks an order's record or receipt: money arrived that has to go back. An order that
 // Redis does not know is left alone without an error: MySQL holds what is due.
 func (c *Client) MarkRefundDue(ctx context.Context, id order.ID) error {

@@ -356,6 +356,56 @@ func TestRefundDueIsMarkedAndNeverCreatesARecord(t *testing.T) { // R1
 	}
 }
 
+// Money on its way is noted in records that wait for money, and nowhere else (R1).
+func TestMoneyOnItsWayIsNoted(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.open(newSale("paying", map[string]int{"national": 10}))
+	var ids []order.ID
+	for i := range 5 {
+		ids = append(ids, b.must(b.ask(a, fmt.Sprintf("u%d", i), 1)).ID)
+	}
+	reserved, pending, paid, unpaid, broken := ids[0], ids[1], ids[2], ids[3], ids[4]
+	b.confirm(order.Pending, pending, paid, unpaid)
+	b.confirm(order.Paid, paid)
+	ghost := b.ask(a, "u1", 1).ID
+	began, err := b.Now(ctxFor(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []order.ID{reserved, pending, paid, ghost} {
+		if err := b.MarkPaying(ctxFor(t), id); err != nil {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+	if err := b.raw.Set(ctxFor(t), b.keys(a.ID, 0).order(broken), "text", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.MarkPaying(ctxFor(t), broken); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("overwritten record: %v", err)
+	}
+	noted := func(want ...order.ID) {
+		t.Helper()
+		got, err := b.Paying(ctxFor(t), append(slices.Clone(ids), ghost))
+		if err != nil || len(got) != len(want) {
+			t.Errorf("%v, %v", got, err)
+		}
+		for _, id := range want {
+			if since, ok := got[id]; !ok || since.Before(began.Truncate(time.Millisecond)) || since.After(began.Add(time.Minute)) {
+				t.Errorf("%s: %s %v", id, since, ok)
+			}
+		}
+	}
+	noted(reserved, pending)
+	if n := b.raw.Exists(ctxFor(t), b.keys(a.ID, 0).order(ghost)).Val(); n != 0 {
+		t.Error("a record was made")
+	}
+	b.confirm(order.Pending, reserved) // its row is written; the money is still on its way
+	noted(reserved, pending)
+	b.confirm(order.Paid, reserved)
+	noted(pending)
+}
+
 func TestEachChangeRaisesTheVersion(t *testing.T) { // R8
 	t.Parallel()
 	b := newBench(t)

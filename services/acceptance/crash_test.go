@@ -453,6 +453,55 @@ func TestC10_DelayMessageLost(t *testing.T) {
 	s.paidOrDue(ids[0])
 }
 
+// O19, O26: nobody works while buyers pay in time, and when somebody does again, every payment time is over.
+// Whatever is handled first, he who paid in time has bought; who did not has not.
+func TestPaidInTimeWhileNobodyWorks(t *testing.T) {
+	t.Parallel()
+	s := newStack(t, options{})
+	sale := s.sell(30, 1, 15*time.Second)
+	s.known(0, sale)
+	var ids []string
+	for i := range 24 {
+		ids = append(ids, s.mustBuy(sale, fmt.Sprintf("in-time-%d", i)))
+	}
+	s.quiet(sale, true)
+	s.workers[0].kill9()
+	paid, unpaid := ids[:20], ids[20:]
+	for _, id := range paid {
+		s.mustPay(id)
+	}
+	testkit.Eventually(t, within, func() error {
+		if n := s.count("SELECT COUNT(*) FROM orders WHERE activity_id = ? AND pay_before > UTC_TIMESTAMP(6)", sale); n != 0 {
+			return fmt.Errorf("%d orders can still be paid", n)
+		}
+		return nil
+	})
+	// The worst order of events: all expiries and sweeps first, then the money.
+	s.workers[0].env["SECKILL_WORKER_ROLES"] = "rollbacks,scheduler,admin"
+	s.workers[0].start("")
+	for _, id := range unpaid {
+		s.becomes(id, "cancelled")
+	}
+	testkit.Eventually(t, within, func() error {
+		expired := s.workers[0].metric("seckill_rollbacks_total", `reason="expired",result="paying"`)
+		swept := s.workers[0].metric("seckill_rollbacks_total", `reason="sweep",result="paying"`)
+		if expired < 20 || swept < 20 {
+			return fmt.Errorf("%v expiries and %v looks of the sweep have met money on its way", expired, swept)
+		}
+		return nil
+	})
+	s.workers[0].term()
+	delete(s.workers[0].env, "SECKILL_WORKER_ROLES")
+	s.workers[0].start("")
+	for _, id := range paid {
+		s.becomes(id, "paid")
+	}
+	if n := s.count("SELECT COUNT(*) FROM payments WHERE status <> 'applied'"); n != 0 {
+		t.Errorf("%d payments were not applied", n)
+	}
+	s.settled(sale, false, ids...)
+}
+
 // C11: killed while draining and while replaying dead letters. Nothing lost, no second effect.
 func TestC11_KilledAroundDeadLetters(t *testing.T) {
 	t.Parallel()

@@ -98,6 +98,15 @@ func TestAPaymentIsQueuedWithTheOrdersContent(t *testing.T) {
 		})
 	}
 
+	// Until it is there, the order must not expire.
+	id, err := order.ParseID(bought.orderID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if noted, err := w.stock.Paying(t.Context(), []order.ID{id}); err != nil || noted[id].Before(now.Add(-time.Minute)) {
+		t.Errorf("money on its way: %v %v", noted, err)
+	}
+
 	most := payment("sale-0-01ARZ3NDEKTSV4RRFFQ69G5FAV", order.MaxAmountMinor, "EUR", "txn-4")
 	if got := r.pay(most, signed(hookSecret, "wh", now, most)); got.status != 202 {
 		t.Errorf("as much as an order can cost: %s", got)

@@ -105,6 +105,7 @@ type store interface {
 	activityStore
 	Reserve(ctx context.Context, r stock.Reservation) (stock.Reserved, error)
 	Order(ctx context.Context, id order.ID) (stock.Record, error)
+	MarkPaying(ctx context.Context, id order.ID) error
 	Mine(ctx context.Context, activity string, bucket int, user string) ([]stock.Record, error)
 	Answered(ctx context.Context, activity string, bucket int, user, key string) (bool, error)
 }
@@ -572,6 +573,11 @@ func (s *Service) Pay(ctx context.Context, p Payment, trace observability.Trace)
 		}
 		o := rec.Order
 		content = &o
+		// Before the message: while it waits, the order must not expire. Without the mark the first of
+		// both that MySQL commits wins, which is no reason to refuse the money.
+		if err := s.store.MarkPaying(lookup, p.OrderID); err != nil {
+			s.log.WarnContext(ctx, "could not note a payment on its way", "order_id", p.OrderID.String(), "error", err)
+		}
 	}
 	m := messaging.OrderPaid(messaging.Payment{
 		OrderID:       p.OrderID,

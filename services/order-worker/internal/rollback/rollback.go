@@ -37,11 +37,17 @@ const (
 	batchTimeout = time.Minute
 	maxOrders    = 512 // orders in one transaction
 	maxReads     = 8   // readings of a batch after a duplicate key
+
+	// moneyPatience is how long an order that is over waits for money that is on its way: longer than any
+	// outage of the database that a sale survives, and no longer, since a provider may never come back with
+	// a payment that the broker did not take.
+	moneyPatience = 15 * time.Minute
 )
 
 // records is the part of stock.Client that knows orders.
 type records interface {
 	Order(ctx context.Context, id order.ID) (stock.Record, error)
+	Paying(ctx context.Context, ids []order.ID) (map[order.ID]time.Time, error)
 }
 
 // Settler is told that a sale has ended; its answer decides about the message (activity.ended).
@@ -97,6 +103,7 @@ const (
 	resultRefused   = "refused"   // the order is in a state that cannot be taken back this way
 	resultBlocked   = "blocked"   // MySQL will not write it
 	resultEarly     = "early"     // delayed again
+	resultPaying    = "paying"    // its money is on its way; the sweep looks again
 	resultUnknown   = "unknown"   // nobody knows the order
 )
 
@@ -262,6 +269,13 @@ func (h *Handler) cancel(ctx context.Context, asks []ask) error {
 			unique[a.id] = a
 		}
 	}
+	ids, err := h.unpaying(ctx, ids, unique)
+	if err != nil {
+		return fmt.Errorf("cancel %d orders: %w", len(unique), err)
+	}
+	if len(ids) == 0 {
+		return nil
+	}
 	slices.Sort(ids)
 	var out outcome
 	for try := 0; ; try++ {
@@ -300,6 +314,38 @@ func (h *Handler) cancel(ctx context.Context, asks []ask) error {
 		return err
 	}
 	return h.byRecord(ctx, out.unknown)
+}
+
+// unpaying leaves out the expiries of orders whose money is on its way. When a worker or MySQL has been away,
+// a payment that came in time waits in one queue and the expiry in another, and whoever was faster would
+// decide about the buyer's goods. Nothing is lost with the message: the sweep finds what is over (C10).
+func (h *Handler) unpaying(ctx context.Context, ids []string, asks map[string]ask) ([]string, error) {
+	expiries := make([]order.ID, 0, len(ids))
+	for _, id := range ids {
+		if !asks[id].expiry {
+			continue
+		}
+		if oid, err := order.ParseID(id); err == nil {
+			expiries = append(expiries, oid)
+		}
+	}
+	paying, err := h.records.Paying(ctx, expiries)
+	if err != nil || len(paying) == 0 {
+		return ids, err
+	}
+	now, err := h.st.Now(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(ids, func(id string) bool {
+		oid, err := order.ParseID(id)
+		since, waits := paying[oid]
+		if err != nil || !waits || now.Sub(since) > moneyPatience {
+			return false
+		}
+		h.rollbacks.WithLabelValues(asks[id].label, resultPaying).Inc()
+		return true
+	}), nil
 }
 
 // kept lets payments that wait for one of the rows meet it (R5).

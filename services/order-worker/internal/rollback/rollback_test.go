@@ -31,6 +31,7 @@ func TestRollback(t *testing.T) {
 		"killed between commit and release: the message comes again, or the sweep": diedBeforeRelease,
 		"a release that meets no stock key is kept until there is one":             missingStockKey,
 		"lost delays are swept":                                                    sweepsOrders,
+		"an order whose money is on its way does not expire":                       moneyOnItsWay,
 		"units go back to the pool they came from":                                 ownPool,
 		"thousands of expiries are rolled back at the pace they were persisted":    manyExpiries,
 		"a refund after the settlement goes to inventory, once":                    refundAfterSettlement,
@@ -136,6 +137,43 @@ func due(t *testing.T, b *workertest.Bench) {
 	s.Balanced()
 	again := s.Reserve(orders[0].User, workertest.Pool, 1) // his limit is free
 	workertest.Done(t, workertest.Handle(t, b.Persist.Handle, workertest.Each([]order.Order{again})))
+	s.Balanced()
+}
+
+// O19, O26: after an outage a payment that came in time waits in one queue, the expiry in another. Whichever
+// is handled first, the order is paid; money that never comes keeps nobody's goods for ever.
+func moneyOnItsWay(t *testing.T, b *workertest.Bench) {
+	s, orders := persisted(t, b, 10, 4)
+	orders = overdue(t, b, orders)
+	paying, stale, unpaid, cancelled := orders[0], orders[1], orders[2], orders[3]
+	for _, o := range []order.Order{paying, stale, cancelled} {
+		if err := b.Stock.MarkPaying(t.Context(), o.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Noted(stale.ID, time.Now().Add(-16*time.Minute))
+	workertest.Done(t, workertest.Handle(t, b.Rollback.Handle, expired(orders[:3]...)))
+	workertest.Done(t, workertest.Handle(t, b.Rollback.Handle, cancel(cancelled, false)))
+	if _, err := sweeper(t, b).Orders(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := b.Rollback.CancelDue(t.Context(), s.ID); err != nil {
+		t.Error(err)
+	}
+	b.WantStatus(t, paying.ID, order.Pending)
+	for _, o := range []order.Order{stale, unpaid, cancelled} {
+		b.WantStatus(t, o.ID, order.Cancelled)
+	}
+	money := messaging.OrderPaid(messaging.Payment{
+		OrderID: paying.ID, TransactionID: "txn-" + paying.ID.ULID, AmountMinor: paying.UnitPriceMinor, Currency: paying.Currency, ReceivedAt: time.Now(),
+	})
+	workertest.Done(t, workertest.Handle(t, b.Payment.Handle, workertest.Deliver(money)))
+	b.WantStatus(t, paying.ID, order.Paid)
+	workertest.Done(t, workertest.Handle(t, b.Rollback.Handle, expired(paying)))
+	b.WantStatus(t, paying.ID, order.Paid)
+	if n := s.Left(workertest.Pool); n != 9 {
+		t.Errorf("%d left, want 9", n)
+	}
 	s.Balanced()
 }
 

@@ -108,7 +108,7 @@ func (s *Sweeper) Orders(ctx context.Context) (more bool, err error) {
 	if len(due) == 0 {
 		return false, nil
 	}
-	s.log.WarnContext(ctx, "sweep cancels orders whose expiry message has not come", "orders", len(due))
+	s.log.WarnContext(ctx, "sweep takes back orders whose payment time is over", "orders", len(due))
 	refused, err := s.h.cancelDue(ctx, due, reasonSweep)
 	if refused != nil && err == nil {
 		s.log.ErrorContext(ctx, "orders stay pending", "error", refused)
