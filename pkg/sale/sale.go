@@ -237,6 +237,19 @@ func (s Sale) validateFallback(add func(field, format string, args ...any), pool
 	}
 }
 
+// Ahead refuses a window that is over: such a sale would never open, and most likely its year or its offset
+// is wrong.
+func (s Sale) Ahead(now time.Time) error {
+	_, end, err := s.Window()
+	if err != nil {
+		return err
+	}
+	if end.After(now) {
+		return nil
+	}
+	return Problems{{Field: "ends_at", Detail: "is over already: it is " + now.UTC().Format(time.RFC3339) + " now"}}
+}
+
 // Units is the number of units the plan allocates, over all skus and pools.
 func (s Sale) Units() int64 {
 	var n int64

@@ -83,7 +83,7 @@ func insert(ctx context.Context, tx *store.Tx, template *store.Activity, plan sa
 		return fmt.Errorf("insert activity: %w", err)
 	}
 	// After the insert: a plan that is there already is the same plan for ever.
-	if err := notOver(&row, now); err != nil {
+	if err := plan.Ahead(now); err != nil {
 		return err
 	}
 	var items []store.ActivityItem
@@ -125,14 +125,6 @@ func insert(ctx context.Context, tx *store.Tx, template *store.Activity, plan sa
 		}
 	}
 	return audit.Write(ctx, tx, by, audit.Entry{Action: "activity.create", Subject: plan.ID, Result: "created", After: plan})
-}
-
-// notOver refuses a sale that would never open: most likely the year or the offset is wrong.
-func notOver(row *store.Activity, now time.Time) error {
-	if row.EndsAt.After(now) {
-		return nil
-	}
-	return sale.Problems{{Field: "ends_at", Detail: "is over already: it is " + now.Format(time.RFC3339) + " now"}}
 }
 
 // takeInventory moves units out of the inventory. Rows are locked in the order of the plan; two plans

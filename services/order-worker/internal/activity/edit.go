@@ -49,7 +49,7 @@ func (s *Service) Edit(ctx context.Context, plan sale.Sale, by audit.Actor) (d *
 		if err != nil {
 			return err
 		}
-		if err := notOver(row, now); err != nil {
+		if err := plan.Ahead(now); err != nil {
 			return err
 		}
 		if err := editTx(ctx, tx, was, row, plan, number+1); err != nil {

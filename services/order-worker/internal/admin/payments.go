@@ -126,6 +126,11 @@ func (s *Server) paidOrders(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	for name := range r.URL.Query() {
+		if name != "after" && name != "limit" {
+			return invalid("the feed has no parameter " + strconv.Quote(name)) // a mistyped cursor would begin it anew
+		}
+	}
 	after := int64(0)
 	if text := r.URL.Query().Get("after"); text != "" {
 		if after, err = strconv.ParseInt(text, 10, 64); err != nil || after < 0 {

@@ -255,8 +255,8 @@ func TestFeedOfPaidOrdersMissesNoLateCommit(t *testing.T) {
 	if l := read("0"); len(l.Orders) != 2 || l.Orders[1].OrderID != late.ID.String() {
 		t.Errorf("reading again: %+v", l)
 	}
-	for _, bad := range []string{"-1", "x"} {
-		if status, _ := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/orders/paid?after="+bad, nil, nil); status != http.StatusBadRequest {
+	for _, bad := range []string{"after=-1", "after=x", "afer=" + first.NextCursor, "cursor=" + first.NextCursor} {
+		if status, _ := r.Call(rig.ViewerToken, http.MethodGet, "/admin/v1/orders/paid?"+bad, nil, nil); status != http.StatusBadRequest {
 			t.Errorf("%s: %d", bad, status)
 		}
 	}

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -29,6 +31,9 @@ func activityCommand(env *Env) *cobra.Command {
 				return err
 			}
 			if env.DryRun {
+				if err := plan.Ahead(time.Now()); err != nil {
+					return err
+				}
 				env.Say("would create activity %s with %d units", plan.ID, plan.Units())
 				return env.Print(plan, planTable(plan))
 			}
@@ -45,6 +50,9 @@ func activityCommand(env *Env) *cobra.Command {
 				env.Say("activity %s is there already, with the same content", a.ID)
 			} else {
 				env.Say("activity %s created", a.ID)
+				if start, _, err := plan.Window(); err == nil && !start.After(time.Now()) && !shadow {
+					env.Say("it has begun already, and only what is planned ahead is warmed by itself: seckillctl activity warm %s", a.ID)
+				}
 				sayUncounted(cmd.Context(), env, c, plan)
 			}
 			return env.Print(a, activityTable(a))
@@ -74,6 +82,9 @@ func activityCommand(env *Env) *cobra.Command {
 				a, err := c.Activity(cmd.Context(), plan.ID)
 				if err != nil {
 					return fmt.Errorf("edit activity %s: %w", plan.ID, err)
+				}
+				if err := plan.Ahead(time.Now()); err != nil {
+					return err
 				}
 				env.Say("would edit activity %s (now %s): %d units, now %d", plan.ID, a.State, plan.Units(), a.Units())
 				return env.Print(plan, planTable(plan))
@@ -142,7 +153,7 @@ func activityCommand(env *Env) *cobra.Command {
 			switch {
 			case !r.Already:
 				env.Say("activity %s is warm", r.ActivityID)
-			case coldBuckets(ctx, c, r) > 0:
+			case coldBuckets(ctx, c, r) > 0, keyless(ctx, c, r.ActivityID):
 				env.Say("activity %s was warmed, but Redis has lost what it sells from, or a rebuild is under way: seckillctl rebuild %s", r.ActivityID, r.ActivityID)
 			default:
 				env.Say("activity %s is warm already", r.ActivityID)
@@ -164,6 +175,12 @@ func coldBuckets(ctx context.Context, c *adminclient.Client, r adminapi.WarmResu
 		buckets = a.Buckets
 	}
 	return buckets - r.Opened
+}
+
+// keyless says that a pool has no stock key, so that nothing can be sold from it.
+func keyless(ctx context.Context, c *adminclient.Client, id string) bool {
+	rows, err := c.Stock(ctx, id)
+	return err == nil && slices.ContainsFunc(rows, func(r adminapi.StockRow) bool { return r.RedisAvailable == nil })
 }
 
 // sayUncounted names the pools of a new sale whose units came from nowhere: the inventory has no row for

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -48,8 +49,8 @@ func file(t *testing.T, name, text string) string {
 
 const plan = `id: double11
 name: Double Eleven
-starts_at: 2026-11-11T00:00:00+08:00
-ends_at: 2026-11-11T02:00:00+08:00
+starts_at: 2099-11-11T00:00:00+08:00
+ends_at: 2099-11-11T02:00:00+08:00
 per_user_limit: 2
 payment_timeout: 15m
 currency: CNY
@@ -242,11 +243,71 @@ func TestDryRunChecksAPlanWithoutAServer(t *testing.T) {
 	}
 	r = ctl(t, nil, "", false, "activity", "create", "-f", path, "--dry-run", "-o", "json")
 	var back map[string]any
-	if err := json.Unmarshal([]byte(r.out), &back); err != nil || back["qualification"] != "none" || back["starts_at"] != "2026-11-11T00:00:00+08:00" {
+	if err := json.Unmarshal([]byte(r.out), &back); err != nil || back["qualification"] != "none" || back["starts_at"] != "2099-11-11T00:00:00+08:00" {
 		t.Errorf("%v %+v", err, r)
 	}
 	r = ctl(t, nil, "", false, "activity", "create", "-f", path, "--dry-run", "-o", "yaml")
-	if !strings.HasPrefix(r.out, "id: double11\nname: Double Eleven\nstarts_at: \"2026-11-11T00:00:00+08:00\"\n") {
+	if !strings.HasPrefix(r.out, "id: double11\nname: Double Eleven\nstarts_at: \"2099-11-11T00:00:00+08:00\"\n") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A plan whose window is over is refused without a server, too.
+func TestDryRunRefusesAWindowThatIsOver(t *testing.T) {
+	t.Parallel()
+	r := ctl(t, nil, strings.ReplaceAll(plan, "2099", "2025"), false, "activity", "create", "-f", "-", "--dry-run")
+	if r.code != command.CodeError || r.out != "" || !strings.Contains(r.err, "ends_at: is over already") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// What the server would refuse, a dry run refuses as well.
+func TestDryRunLooksBeforeItPromises(t *testing.T) {
+	t.Parallel()
+	rows := []adminapi.StockRow{{SKU: "s", Pool: "p", Allocated: 7, Available: 3}}
+	stored := adminapi.InventoryList{Inventory: []adminapi.InventoryRow{{SKU: "s", Pool: "p", OnHand: 5}}}
+	for _, tc := range []struct {
+		args []string
+		code int
+		out  string
+	}{
+		{[]string{"--sku", "s", "--pool", "p", "--quantity", "5"}, command.CodeDone, "would add 5 units"},
+		{[]string{"--sku", "s", "--pool", "p", "--quantity", "6"}, command.CodeError, "the inventory holds 5 units of s in p"},
+		{[]string{"--sku", "s", "--pool", "q", "--quantity", "1"}, command.CodeNothing, "the sale has no pool q of s"},
+	} {
+		args := append([]string{"stock", "add", "a", "--op-id", "o", "--dry-run", "-o", "csv"}, tc.args...)
+		r := served(t, map[string]any{"GET a/stock": rows, "GET inventory": stored}, args...)
+		if r.code != tc.code || !strings.Contains(r.err, tc.out) || (r.out == "") != (tc.code != 0) {
+			t.Errorf("%v: %+v", tc.args, r)
+		}
+		if tc.code == 0 && !strings.HasSuffix(r.out, "a,o,s,p,5,false,false,7,3\n") {
+			t.Errorf("%v: %+v", tc.args, r)
+		}
+	}
+	job := adminapi.ReplayJob{State: adminapi.JobDone, DryRun: true, Matched: 3, Verdicts: map[string]int{adminapi.WillApply: 1, adminapi.InConflict: 2}}
+	r := served(t, map[string]any{"POST replay-jobs": job}, "dead", "replay", "--all", "--dry-run")
+	if r.code != command.CodeDone || !strings.Contains(r.err, "only those that will apply are sent: 1") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A worker that starts anew while somebody waits for an end goes on with it; so does the waiting.
+func TestWaitingForAnEndOutlivesTheWorker(t *testing.T) {
+	t.Parallel()
+	var looks atomic.Int32
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Method == http.MethodPost:
+			_ = json.NewEncoder(w).Encode(adminapi.EndResult{ActivityID: "a", State: adminapi.ActivityEnded})
+		case looks.Add(1) < 3:
+			panic(http.ErrAbortHandler) // the connection breaks
+		default:
+			_ = json.NewEncoder(w).Encode(adminapi.Activity{State: adminapi.ActivityClosed})
+		}
+	}))
+	defer srv.Close()
+	r := ctl(t, map[string]string{"SECKILLCTL_TOKEN_FILE": file(t, "token", "x"), "SECKILLCTL_SERVER": srv.URL}, "", false, "activity", "end", "a", "--yes", "--wait", "1m", "-o", "csv")
+	if r.code != command.CodeDone || !strings.HasSuffix(r.out, "a,false,closed\n") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -321,11 +382,21 @@ func TestVerifyNamesTheChecksThatFailed(t *testing.T) {
 // A sale that Redis has lost is not warm, whatever MySQL says.
 func TestWarmingSaysThatRedisHasLostTheSale(t *testing.T) {
 	t.Parallel()
-	for opened, want := range []string{"seckillctl rebuild a", "seckillctl rebuild a", "a is warm already"} {
-		warm := adminapi.WarmResult{ActivityID: "a", Already: true, Number: 1, Opened: opened}
-		r := served(t, map[string]any{"POST a/warm": warm, "GET a": adminapi.Activity{Sale: sale.Sale{Buckets: 2}}}, "activity", "warm", "a")
-		if r.code != 0 || !strings.Contains(r.err, want) || !strings.Contains(r.out, "true") {
-			t.Errorf("%d of 2 buckets: %+v, want %q", opened, r, want)
+	left := int64(3)
+	for _, tc := range []struct {
+		opened int
+		left   *int64
+		want   string
+	}{
+		{0, nil, "seckillctl rebuild a"}, {1, &left, "seckillctl rebuild a"},
+		{2, nil, "seckillctl rebuild a"}, // a stock key is missing
+		{2, &left, "a is warm already"},
+	} {
+		warm := adminapi.WarmResult{ActivityID: "a", Already: true, Number: 1, Opened: tc.opened}
+		rows := []adminapi.StockRow{{SKU: "s", Pool: "p", RedisAvailable: &left}, {SKU: "s", Pool: "q", RedisAvailable: tc.left}}
+		r := served(t, map[string]any{"POST a/warm": warm, "GET a": adminapi.Activity{Sale: sale.Sale{Buckets: 2}}, "GET a/stock": rows}, "activity", "warm", "a")
+		if r.code != 0 || !strings.Contains(r.err, tc.want) || !strings.Contains(r.out, "true") {
+			t.Errorf("%d of 2 buckets: %+v, want %q", tc.opened, r, tc.want)
 		}
 	}
 }
@@ -359,8 +430,11 @@ func TestImportChecksTheWholeFileFirst(t *testing.T) {
 			t.Errorf("%q: %+v", text, r)
 		}
 	}
-	r := ctl(t, nil, "\ufeffname,user_id\r\nAnn,u1\r\nBob,u2\r\n", false, "qualify", "import", "a", "-", "--dry-run", "-o", "csv")
-	if r.code != 0 || r.out != "activity_id,users,added\na,2,0\n" {
-		t.Errorf("%+v", r)
+	for _, column := range []string{"user_id", "USER_ID"} {
+		users := file(t, "users.csv", "\ufeffname,"+column+"\r\nAnn,u1\r\nBob,u2\r\n")
+		r := served(t, map[string]any{"GET a": adminapi.Activity{}}, "qualify", "import", "a", users, "--dry-run", "-o", "csv")
+		if r.code != 0 || r.out != "activity_id,users,added\na,2,0\n" {
+			t.Errorf("%+v", r)
+		}
 	}
 }

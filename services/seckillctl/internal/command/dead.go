@@ -227,6 +227,9 @@ func replayExit(env *Env, sel adminapi.LetterSelection, j adminapi.ReplayJob, no
 		return &ExitError{Code: CodeNothing}
 	case env.DryRun:
 		env.Say("would take %d letters: %s", j.Matched, verdictText(j.Verdicts))
+		if sel.Filter != nil && j.Verdicts[adminapi.WillApply] < j.Matched {
+			env.Say("by filter only those that will apply are sent: %d", j.Verdicts[adminapi.WillApply])
+		}
 		return notOpen(sel, j.Matched)
 	case noWait && j.State != adminapi.JobDone:
 		env.Say("replay job %s is running", j.ID)

@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strconv"
 	"time"
 
@@ -34,10 +35,13 @@ func endCommand(env *Env) *cobra.Command {
 				case <-time.After(500 * time.Millisecond):
 				}
 				a, err := c.Activity(ctx, id)
-				if err != nil {
+				switch status := adminclient.Status(err); {
+				case err == nil:
+					r.State = a.State
+				case status != 0 && status < http.StatusInternalServerError:
 					return err
 				}
-				r.State = a.State
+				// Otherwise the worker may be starting anew: it goes on with the settlement by itself.
 			}
 			if err := env.Print(r, Table{
 				Header: []string{"activity_id", "already", "state"},

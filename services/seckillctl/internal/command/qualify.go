@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -30,15 +31,18 @@ func qualifyCommand(env *Env) *cobra.Command {
 			table := func() Table {
 				return Table{Header: []string{"activity_id", "users", "added"}, Rows: [][]string{{out.ActivityID, strconv.Itoa(out.Users), strconv.Itoa(out.Added)}}}
 			}
-			if env.DryRun {
-				env.Say("would import %d users", len(users))
-				return env.Print(out, table())
-			}
 			c, err := env.Client()
 			if err != nil {
 				return err
 			}
 			defer c.Close()
+			if env.DryRun {
+				if _, err := c.Activity(cmd.Context(), args[0]); err != nil {
+					return fmt.Errorf("import users of %s: %w", args[0], err)
+				}
+				env.Say("would import %d users", len(users))
+				return env.Print(out, table())
+			}
 			done := 0
 			for chunk := range slices.Chunk(users, adminapi.MaxQualify) {
 				r, err := c.Qualify(cmd.Context(), args[0], chunk)
@@ -99,7 +103,7 @@ func readUsers(env *Env, file string) ([]string, error) {
 			return nil, fmt.Errorf("read users %s: %w", file, err)
 		}
 		if first {
-			if column = slices.Index(record, "user_id"); column >= 0 {
+			if column = slices.IndexFunc(record, func(name string) bool { return strings.EqualFold(name, "user_id") }); column >= 0 {
 				continue
 			}
 		}

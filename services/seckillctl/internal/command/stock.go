@@ -1,8 +1,10 @@
 package command
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"strconv"
 
@@ -12,6 +14,7 @@ import (
 	"seckill/pkg/adminapi"
 	"seckill/pkg/order"
 	"seckill/pkg/sale"
+	"seckill/services/seckillctl/internal/adminclient"
 )
 
 func stockCommand(env *Env) *cobra.Command {
@@ -63,16 +66,19 @@ func addStockCommand(env *Env) *cobra.Command {
 					}},
 				}
 			}
-			if env.DryRun {
-				env.Say("would add %d units of %s to %s of activity %s", in.Quantity, in.SKU, in.Pool, args[0])
-				r := adminapi.AddStockResult{ActivityID: args[0], OpID: in.OpID, SKU: in.SKU, Pool: in.Pool, Quantity: in.Quantity}
-				return env.Print(r, table(r))
-			}
 			c, err := env.Client()
 			if err != nil {
 				return err
 			}
 			defer c.Close()
+			if env.DryRun {
+				r, err := wouldAdd(cmd.Context(), c, args[0], in)
+				if err != nil {
+					return fmt.Errorf("add stock to %s: %w", args[0], err)
+				}
+				env.Say("would add %d units of %s to %s of activity %s", in.Quantity, in.SKU, in.Pool, args[0])
+				return env.Print(r, table(r))
+			}
 			// Before the call: whoever does not get the answer repeats it with this id.
 			env.Say("operation %s (to repeat it: --op-id %s)", in.OpID, in.OpID)
 			r, err := c.AddStock(cmd.Context(), args[0], in)
@@ -98,6 +104,30 @@ func addStockCommand(env *Env) *cobra.Command {
 	return add
 }
 
+// wouldAdd looks at the pool that units are to be added to, as it is now, and at what the warehouse holds.
+func wouldAdd(ctx context.Context, c *adminclient.Client, id string, in adminapi.AddStockRequest) (adminapi.AddStockResult, error) {
+	r := adminapi.AddStockResult{ActivityID: id, OpID: in.OpID, SKU: in.SKU, Pool: in.Pool, Quantity: in.Quantity}
+	rows, err := c.Stock(ctx, id)
+	if err != nil {
+		return r, err
+	}
+	at := slices.IndexFunc(rows, func(row adminapi.StockRow) bool { return row.SKU == in.SKU && row.Pool == in.Pool })
+	if at < 0 {
+		return r, &ExitError{Code: CodeNothing, Err: fmt.Errorf("the sale has no pool %s of %s", in.Pool, in.SKU)}
+	}
+	r.Allocated, r.Available = rows[at].Allocated, rows[at].Available
+	l, err := c.Inventory(ctx)
+	if err != nil {
+		return r, err
+	}
+	for _, row := range l.Inventory {
+		if row.SKU == in.SKU && row.Pool == in.Pool && row.OnHand < in.Quantity {
+			return r, fmt.Errorf("the inventory holds %d units of %s in %s", row.OnHand, in.SKU, in.Pool)
+		}
+	}
+	return r, nil
+}
+
 func inventoryCommand(env *Env) *cobra.Command {
 	list := &cobra.Command{
 		Use: "list", Short: "List what the warehouses hold outside sales", Args: exactly(),
@@ -120,6 +150,12 @@ func inventoryCommand(env *Env) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if row.OnHand < 0 || row.OnHand > sale.MaxUnits {
 				return usagef("--quantity must be 0 to %d", sale.MaxUnits)
+			}
+			if !order.ValidSKUID(row.SKU) {
+				return usagef("--sku must be 1 to %d of A-Za-z0-9_-", order.MaxSKUID)
+			}
+			if !order.ValidPool(row.Pool) {
+				return usagef("--pool must be 1 to %d of a-z0-9_-", order.MaxPool)
 			}
 			if err := env.Confirm(fmt.Sprintf("set inventory of %s in %s to %d", row.SKU, row.Pool, row.OnHand)); err != nil {
 				return err
