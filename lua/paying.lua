@@ -5,7 +5,7 @@
 -- KEYS[1] hash  purchase record
 --
 -- Returns {applied | already (paid or final: nothing to wait for) | no_record} or {corrupt, what}
--- (nothing was written). Repeating it renews the time. One slot.
+-- (nothing was written). Idempotent, but for the time, which is the last one. One slot.
 local s = redis.pcall('HGET', KEYS[1], 's')
 if type(s) == 'table' and s.err then
   if string.find(s.err, '^WRONGTYPE') then return {'corrupt', KEYS[1]} end
