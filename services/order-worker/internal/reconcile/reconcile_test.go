@@ -175,7 +175,7 @@ func TestAnUnknownStatusIsFound(t *testing.T) { // R8
 	}
 	persisted(r, 3)
 	quiet(r, "sale")
-	r.Exec("UPDATE orders SET status='payed' WHERE id IN (?, ?)", orders[0].ID.String(), orders[1].ID.String())
+	r.Exec("UPDATE orders SET status='half-paid' WHERE id IN (?, ?)", orders[0].ID.String(), orders[1].ID.String())
 	r.Redis.Del(ctx(t), r.Prefix+"seckill:order:{sale:0}:"+orders[1].ID.String())
 	r.Exec("UPDATE orders SET status='cancelled', reason='operator_cancelled', updated_at='2020-01-01' WHERE id = ?", orders[2].ID.String())
 	r.Exec("UPDATE activity_stock SET available=available+1, live=live-1 WHERE activity_id='sale'")
@@ -186,7 +186,7 @@ func TestAnUnknownStatusIsFound(t *testing.T) { // R8
 	}
 	told := map[string]bool{}
 	for _, d := range res.Differences {
-		if d.Kind == adminapi.DiffContradicts && !d.Repaired && strings.Contains(d.Detail, `"payed"`) {
+		if d.Kind == adminapi.DiffContradicts && !d.Repaired && strings.Contains(d.Detail, `"half-paid"`) {
 			told[d.OrderID] = true
 		}
 	}
@@ -197,7 +197,7 @@ func TestAnUnknownStatusIsFound(t *testing.T) { // R8
 		t.Errorf("the order beside them: %+v %v", rec, err)
 	}
 	for _, o := range orders[:2] {
-		if n := r.Count("SELECT COUNT(*) FROM orders WHERE id = ? AND status = 'payed'", o.ID.String()); n != 1 {
+		if n := r.Count("SELECT COUNT(*) FROM orders WHERE id = ? AND status = 'half-paid'", o.ID.String()); n != 1 {
 			t.Errorf("%s: status changed", o.ID)
 		}
 	}

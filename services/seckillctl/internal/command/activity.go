@@ -50,9 +50,7 @@ func activityCommand(env *Env) *cobra.Command {
 				env.Say("activity %s is there already, with the same content", a.ID)
 			} else {
 				env.Say("activity %s created", a.ID)
-				if start, _, err := plan.Window(); err == nil && !start.After(time.Now()) && !shadow {
-					env.Say("it has begun already, and only what is planned ahead is warmed by itself: seckillctl activity warm %s", a.ID)
-				}
+				sayBegun(env, plan)
 				sayUncounted(cmd.Context(), env, c, plan)
 			}
 			return env.Print(a, activityTable(a))
@@ -181,6 +179,13 @@ func coldBuckets(ctx context.Context, c *adminclient.Client, r adminapi.WarmResu
 func keyless(ctx context.Context, c *adminclient.Client, id string) bool {
 	rows, err := c.Stock(ctx, id)
 	return err == nil && slices.ContainsFunc(rows, func(r adminapi.StockRow) bool { return r.RedisAvailable == nil })
+}
+
+// sayBegun tells of a new sale whose start is over: nobody warms it but the operator.
+func sayBegun(env *Env, plan sale.Sale) {
+	if start, _, err := plan.Window(); err == nil && !start.After(time.Now()) && !plan.Shadow {
+		env.Say("it has begun already, and only what is planned ahead is warmed by itself: seckillctl activity warm %s", plan.ID)
+	}
 }
 
 // sayUncounted names the pools of a new sale whose units came from nowhere: the inventory has no row for
