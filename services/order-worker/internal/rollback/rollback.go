@@ -340,7 +340,8 @@ func (h *Handler) unpaying(ctx context.Context, ids []string, asks map[string]as
 	return slices.DeleteFunc(ids, func(id string) bool {
 		oid, err := order.ParseID(id)
 		since, waits := paying[oid]
-		if err != nil || !waits || now.Sub(since) > moneyPatience {
+		// A time that is still to come is nobody's note, and must not hold the order for ever.
+		if err != nil || !waits || now.Sub(since).Abs() > moneyPatience {
 			return false
 		}
 		h.rollbacks.WithLabelValues(asks[id].label, resultPaying).Inc()

@@ -143,16 +143,17 @@ func due(t *testing.T, b *workertest.Bench) {
 // O19, O26: after an outage a payment that came in time waits in one queue, the expiry in another. Whichever
 // is handled first, the order is paid; money that never comes keeps nobody's goods for ever.
 func moneyOnItsWay(t *testing.T, b *workertest.Bench) {
-	s, orders := persisted(t, b, 10, 4)
+	s, orders := persisted(t, b, 10, 5)
 	orders = overdue(t, b, orders)
-	paying, stale, unpaid, cancelled := orders[0], orders[1], orders[2], orders[3]
-	for _, o := range []order.Order{paying, stale, cancelled} {
+	paying, stale, unpaid, future, cancelled := orders[0], orders[1], orders[2], orders[3], orders[4]
+	for _, o := range []order.Order{paying, stale, future, cancelled} {
 		if err := b.Stock.MarkPaying(t.Context(), o.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
 	s.Noted(stale.ID, time.Now().Add(-16*time.Minute))
-	workertest.Done(t, workertest.Handle(t, b.Rollback.Handle, expired(orders[:3]...)))
+	s.Noted(future.ID, time.Now().Add(time.Hour))
+	workertest.Done(t, workertest.Handle(t, b.Rollback.Handle, expired(orders[:4]...)))
 	workertest.Done(t, workertest.Handle(t, b.Rollback.Handle, cancel(cancelled, false)))
 	if _, err := sweeper(t, b).Orders(t.Context()); err != nil {
 		t.Error(err)
@@ -161,7 +162,7 @@ func moneyOnItsWay(t *testing.T, b *workertest.Bench) {
 		t.Error(err)
 	}
 	b.WantStatus(t, paying.ID, order.Pending)
-	for _, o := range []order.Order{stale, unpaid, cancelled} {
+	for _, o := range []order.Order{stale, unpaid, future, cancelled} {
 		b.WantStatus(t, o.ID, order.Cancelled)
 	}
 	money := messaging.OrderPaid(messaging.Payment{
